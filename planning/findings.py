@@ -1,0 +1,52 @@
+"""What a check has to say, and the two ways in which a run is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: what is wrong, which setting, what would do, and where the rule is from."""
+
+    id: str
+    severity: Literal["error", "warning"]
+    setting: str
+    message: str
+    fix: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.setting}: {self.message}" if self.setting else self.message
+        return f"{text}\n    {self.fix}" if self.fix else text
+
+
+class Refusal(Exception):
+    """A run that does not start; `exit_status` is the process's."""
+
+    exit_status = 1
+
+    def __init__(self, findings: Finding | Iterable[Finding]) -> None:
+        self.findings = [findings] if isinstance(findings, Finding) else list(findings)
+        super().__init__("\n".join(str(finding) for finding in self.findings))
+
+
+class ChoiceError(Refusal):
+    """The choice is wrong wherever it runs."""
+
+    exit_status = 2
+
+
+class MachineError(Refusal):
+    """The choice is legal, but the machine that should run it now cannot."""
+
+    exit_status = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' for the nearest known word, else ''."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
