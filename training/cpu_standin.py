@@ -1,0 +1,307 @@
+"""Megatron-Core 0.19.2's own training loop on a machine without a GPU, over gloo.
+
+Megatron calls torch.cuda throughout. `install` answers those calls for the CPU: devices, streams,
+memory, random numbers, collectives that gloo lacks, and half-precision products. It changes
+nothing where torch.cuda is available. All changes are plain attributes, because a
+TorchFunctionMode does not apply inside backward, and each is an object of its own, because
+torch._dynamo.trace_rules asserts that no function is registered twice.
+
+Line numbers are of Megatron-Core 0.19.2 and torch 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import resource
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed.device_mesh as device_mesh
+
+from training import megatron_fixes
+
+CPU = torch.device("cpu")
+_installed = False
+
+
+def install() -> None:
+    """Prepare this process for Megatron on a CPU. Call it before anything imports Megatron.
+
+    Does nothing where torch.cuda is available or when called again. Raises RuntimeError if
+    Megatron or Transformer Engine is imported already: what they read at import stays.
+    """
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    early = [name for name in ("megatron.core", *_BLOCKED) if sys.modules.get(name)]
+    if early:
+        raise RuntimeError(
+            f"cpu_standin.install() must come before the import of {early[0]}"
+        )
+    _installed = True
+    _block_gpu_packages()
+    _answer_devices()
+    _answer_streams()
+    _answer_memory()
+    _answer_random()
+    _answer_availability()
+    _answer_meshes()
+    _fix_megatron()
+
+
+# --- packages ---------------------------------------------------------------------------------
+
+_BLOCKED = ("transformer_engine", "transformer_engine_torch", "apex", "amp_C")
+
+
+def _block_gpu_packages() -> None:
+    """Megatron takes its optimizer, norms and attention from these when they import, and they
+    need a GPU when called: a CPU run is the same with or without them installed."""
+    for name in _BLOCKED:
+        sys.modules[name] = None  # type: ignore[assignment]  # import raises ModuleNotFoundError
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+_FACTORIES = (
+    "arange as_tensor empty empty_like empty_strided eye full full_like linspace ones ones_like "
+    "rand rand_like randint randint_like randn randn_like randperm scalar_tensor tensor zeros "
+    "zeros_like"
+)
+
+
+def _is_cuda(device: object) -> bool:
+    """True for "cuda", "cuda:0", torch.device("cuda") and 0, which all mean a GPU to torch."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _constant(value: Any = None) -> Callable[..., Any]:
+    """A new function that takes anything and returns `value`."""
+    return lambda *args, **kwargs: value
+
+
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with `device=<a GPU>` read as the CPU."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = CPU
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _answer_devices() -> None:
+    for name in _FACTORIES.split():
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    tensor_to, tensor_type = torch.Tensor.to, torch.Tensor.type
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and _is_cuda(args[0]):
+            args = (CPU, *args[1:])
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = CPU
+        return tensor_to(self, *args, **kwargs)
+
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # The optimizers compare with 'torch.cuda.FloatTensor' (optimizer/optimizer.py:1009,
+        # distrib_optimizer.py:401, clip_grads.py:174); torch itself gets the true name.
+        answer = tensor_type(self, *args, **kwargs)
+        if isinstance(answer, str) and _caller().startswith("megatron."):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    torch.Tensor.to = to  # type: ignore[method-assign, assignment]
+    torch.Tensor.type = type_  # type: ignore[method-assign, assignment]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.Tensor.record_stream = _constant()  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+
+    cuda = torch.cuda
+    cuda.current_device = _constant(0)
+    cuda.device_count = _constant(1)  # training/initialize.py:358 builds no groups at 0
+    cuda.get_device_name = _constant("cpu")
+    # Below every architecture that Megatron gates a feature on, and at the one place where a
+    # lower one asks for more (training/arguments.py:1414, launch order of CUDA kernels), 10.
+    cuda.get_device_capability = _constant((0, 0))
+    cuda.get_device_properties = lambda *args: SimpleNamespace(
+        name="cpu",
+        major=10,
+        minor=0,
+        multi_processor_count=1,
+        total_memory=psutil.virtual_memory().total,
+        uuid="cpu",
+    )
+    for name in (
+        "init",
+        "_lazy_init",
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+    ):
+        setattr(cuda, name, _constant())
+    cuda.device = lambda *args: contextlib.nullcontext()  # type: ignore[misc, assignment]
+
+
+def _caller() -> str:
+    """Module of the function that called the function that calls this."""
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
+
+
+def _answer_availability() -> None:
+    """True only for the assertion that training starts with (training/initialize.py:66):
+    everything else asks in order to choose a GPU path."""
+    torch.cuda.is_available = lambda: _caller() == "megatron.training.initialize"
+
+
+# --- streams and events -----------------------------------------------------------------------
+
+
+class _Event:
+    """A CUDA event on a device where every call has finished when it returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, *args: Any) -> None: ...
+
+    def wait(self, *args: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: _Event) -> float:
+        return 0.0
+
+
+class _Stream(_Event):
+    """A CUDA stream on such a device; the order of calls is the order of execution."""
+
+    cuda_stream = 0
+    device = CPU
+
+    def wait_stream(self, *args: Any) -> None: ...
+
+    def wait_event(self, *args: Any) -> None: ...
+
+    def record_event(self, *args: Any) -> _Event:
+        return _Event()
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return (0, -1)
+
+
+def _answer_streams() -> None:
+    cuda: Any = torch.cuda
+    cuda.Event, cuda.Stream = _Event, _Stream
+    cuda.current_stream, cuda.default_stream = (
+        _constant(_Stream()),
+        _constant(_Stream()),
+    )
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.set_stream = _constant()
+    cuda.is_current_stream_capturing = _constant(False)
+    cuda.nvtx.range_push, cuda.nvtx.range_pop = _constant(), _constant()
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def _resident_bytes(*args: Any, **kwargs: Any) -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_resident_bytes(*args: Any, **kwargs: Any) -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): KiB on Linux
+    return max(peak * unit, _resident_bytes())
+
+
+def _answer_memory() -> None:
+    """Memory of the GPU becomes the resident memory of the process, in bytes; its peak cannot be
+    reset, so it is that of the whole process."""
+    cuda: Any = torch.cuda
+    for name in ("memory_allocated", "memory_reserved", "device_memory_used"):
+        setattr(cuda, name, lambda *args, **kwargs: _resident_bytes())
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        setattr(cuda, name, lambda *args, **kwargs: _peak_resident_bytes())
+
+    def memory_stats(*args: Any, **kwargs: Any) -> defaultdict[str, int]:
+        now, peak = _resident_bytes(), _peak_resident_bytes()
+        known = {
+            f"{kind}_bytes.all.{when}": value
+            for kind in ("allocated", "reserved", "active")
+            for when, value in (("current", now), ("peak", peak))
+        }
+        return defaultdict(int, known)
+
+    def mem_get_info(*args: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    cuda.memory_stats, cuda.mem_get_info = memory_stats, mem_get_info
+    cuda.reset_peak_memory_stats = _constant()
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+
+def _answer_random() -> None:
+    """The GPU's generator is the CPU's default one: dropout and initialisation draw from it, so
+    Megatron's tracker (tensor_parallel/random.py) must save and set that one."""
+    generator = torch.default_generator
+    random: ModuleType = torch.cuda.random
+    for module in (torch.cuda, random):
+        module.manual_seed = lambda seed: generator.manual_seed(seed)  # type: ignore[attr-defined]
+        module.manual_seed_all = lambda seed: generator.manual_seed(seed)  # type: ignore[attr-defined]
+        module.get_rng_state = lambda device="cuda": generator.get_state()  # type: ignore[attr-defined]
+        module.set_rng_state = lambda state, device="cuda": generator.set_state(state)  # type: ignore[attr-defined]
+    torch.cuda.default_generators = (generator,)
+    torch.cuda._lazy_call = lambda callback, **kwargs: callback()  # random.py:172
+    # random.py:331 warns at each dropout that the CPU's generator moved, as it should here.
+    logging.getLogger("megatron.core.tensor_parallel.random").addFilter(
+        lambda record: "CPU RNG state changed" not in str(record.msg)
+    )
+
+
+# --- collectives ------------------------------------------------------------------------------
+
+
+def _answer_meshes() -> None:
+    """A mesh of GPUs is one of CPUs (distributed/torch_fully_sharded_data_parallel.py:81,
+    distributed/fsdp/mcore_fsdp_adapter.py)."""
+    mesh: Any = device_mesh.DeviceMesh
+    init, from_group = mesh.__init__, mesh.from_group
+
+    def mesh_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        init(self, "cpu" if _is_cuda(device_type) else device_type, *args, **kwargs)
+
+    def mesh_from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
+        device_type = "cpu" if _is_cuda(device_type) else device_type
+        return from_group(group, device_type, *args, **kwargs)
+
+    mesh.__init__ = mesh_init
+    mesh.from_group = staticmethod(mesh_from_group)
+
+
+# --- Megatron ---------------------------------------------------------------------------------
+
+
+def _fix_megatron() -> None:
+    megatron_fixes.skip_helper_compilation()
+    megatron_fixes.fix_torch_adam_state()
