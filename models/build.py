@@ -8,7 +8,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from models.local import LocalHybridStack
+from models.backends import LocalHybridStack
 from models.stacks import Backend, load
 from planning.schema import ModelConfig
 

@@ -17,24 +17,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+import models
 from planning.findings import ChoiceError, Finding, did_you_mean
 
 Backend = Literal["torch", "te"]
-FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
     """All stacks, read from the sources: importing them would load Megatron."""
-    return sorted(
-        path.stem for path in FOLDER.glob("*.py") if _defines_submodules(path)
-    )
+    files = [path for folder in models.__path__ for path in Path(folder).glob("*.py")]
+    return sorted(path.stem for path in files if _defines_submodules(path))
 
 
 def _defines_submodules(path: Path) -> bool:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(
-        isinstance(n, ast.FunctionDef) and n.name == "submodules" for n in tree.body
-    )
+    return any(isinstance(n, ast.FunctionDef) and n.name == "submodules" for n in tree.body)
 
 
 def check(name: str) -> None:

@@ -27,7 +27,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
-from models.local import local_norm
+from models.backends import local_norm
 from models.stacks import Backend
 from planning.findings import Finding, MachineError
 from planning.schema import ModelConfig
@@ -88,9 +88,7 @@ def mlp_layer() -> ModuleSpec:
                 ),
             ),
             mlp_bda=get_bias_dropout_add,
-            sharded_state_dict_keys_map={
-                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"
-            },
+            sharded_state_dict_keys_map={"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"},
         ),
     )
 
