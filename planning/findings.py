@@ -18,6 +18,7 @@ class Finding:
     message: str
     fix: str = ""
     source: str = ""
+    machine: bool = False  # legal elsewhere: this machine cannot run it
 
     def __str__(self) -> str:
         text = f"{self.setting}: {self.message}" if self.setting else self.message
@@ -32,6 +33,19 @@ class Refusal(Exception):
     def __init__(self, findings: Finding | Iterable[Finding]) -> None:
         self.findings = [findings] if isinstance(findings, Finding) else list(findings)
         super().__init__("\n".join(str(finding) for finding in self.findings))
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity == "error"]
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise on errors: ChoiceError if any is wrong wherever it runs, else MachineError."""
+    found = errors(findings)
+    if any(not finding.machine for finding in found):
+        raise ChoiceError(found)
+    if found:
+        raise MachineError(found)
 
 
 class ChoiceError(Refusal):

@@ -54,15 +54,11 @@ def evaluate(formula: str, values: Mapping[str, Fraction], setting: str) -> Frac
     """
 
     def error(message: str, fix: str) -> ChoiceError:
-        return ChoiceError(
-            Finding("formula", "error", setting, f"{formula!r}: {message}", fix)
-        )
+        return ChoiceError(Finding("formula", "error", setting, f"{formula!r}: {message}", fix))
 
     def value(node: ast.expr) -> Fraction:
         match node:
-            case ast.Constant(value=int() | float() as number) if not isinstance(
-                number, bool
-            ):
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
                 return Fraction(str(number))
             case ast.Name(id=name):
                 if name in values:
@@ -84,29 +80,21 @@ def evaluate(formula: str, values: Mapping[str, Fraction], setting: str) -> Frac
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 operands = value(left), value(right)
                 if isinstance(op, ast.Div | ast.FloorDiv) and operands[1] == 0:
-                    raise error(
-                        f"{ast.unparse(right)} is zero", "divide by something else"
-                    )
+                    raise error(f"{ast.unparse(right)} is zero", "divide by something else")
                 return Fraction(_OPERATORS[type(op)](*operands))
-            case ast.Call(
-                func=ast.Name(id=name), args=[_, *_] as args, keywords=[]
-            ) if name in _FUNCTIONS and (name != "ceil" or len(args) == 1):
+            case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if (
+                name in _FUNCTIONS and (name != "ceil" or len(args) == 1)
+            ):
                 numbers = [value(argument) for argument in args]
                 return Fraction(
-                    _FUNCTIONS[name](numbers)
-                    if name != "ceil"
-                    else math.ceil(numbers[0])
+                    _FUNCTIONS[name](numbers) if name != "ceil" else math.ceil(numbers[0])
                 )
-        raise error(
-            f"{ast.unparse(node)} is not arithmetic", f"write it with {_GRAMMAR}"
-        )
+        raise error(f"{ast.unparse(node)} is not arithmetic", f"write it with {_GRAMMAR}")
 
     try:
         tree = ast.parse(formula.strip(), mode="eval")
     except SyntaxError as fault:
-        raise error(
-            f"not an expression ({fault.msg})", f"write it with {_GRAMMAR}"
-        ) from None
+        raise error(f"not an expression ({fault.msg})", f"write it with {_GRAMMAR}") from None
     result = value(tree.body)
     if result < 0:
         raise error(f"it gives {float(result):g}, below zero", "correct it")

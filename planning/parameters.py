@@ -58,9 +58,7 @@ class _Layer:
 
     sharded: int = 0  # over tensor parallel ranks
     replicated: int = 0
-    expert: int = (
-        0  # all experts; over expert parallel and expert tensor parallel ranks
-    )
+    expert: int = 0  # all experts; over expert parallel and expert tensor parallel ranks
 
     @property
     def total(self) -> int:
@@ -84,9 +82,7 @@ def _attention(model: ModelConfig) -> _Layer:
 
 def _gated_delta_net(model: ModelConfig) -> _Layer:
     key, value = GDN_KEY_HEADS * GDN_HEAD_DIM, GDN_VALUE_HEADS * GDN_HEAD_DIM
-    projections = model.hidden_size * (
-        2 * key + 2 * value + 2 * GDN_VALUE_HEADS + value
-    )
+    projections = model.hidden_size * (2 * key + 2 * value + 2 * GDN_VALUE_HEADS + value)
     convolution = (2 * key + value) * GDN_CONV_KERNEL
     decay = 2 * GDN_VALUE_HEADS  # dt_bias, A_log
     return _Layer(projections + convolution + decay, model.hidden_size + GDN_HEAD_DIM)
@@ -105,11 +101,7 @@ def _moe(model: ModelConfig) -> tuple[int, int, int]:
     """(experts, experts per token, their ffn_hidden_size). Raises ChoiceError: one is missing."""
     names = ("num_experts", "experts_per_token", "expert_ffn_hidden_size")
     values = [getattr(model, name) for name in names]
-    missing = [
-        f"model.{name}"
-        for name, value in zip(names, values, strict=True)
-        if value is None
-    ]
+    missing = [f"model.{name}" for name, value in zip(names, values, strict=True) if value is None]
     if missing:
         raise ChoiceError(
             Finding(
@@ -152,9 +144,7 @@ def _block(model: ModelConfig, block: str) -> _Layer | None:
         setting = "model.formulas.parameters"
         value = evaluate(model.formulas.parameters, fields(model), setting)
         if value.denominator != 1:
-            message = (
-                f"{model.formulas.parameters!r} gives {float(value)}, no whole number"
-            )
+            message = f"{model.formulas.parameters!r} gives {float(value)}, no whole number"
             raise ChoiceError(
                 Finding("formula", "error", setting, message, "round with // or ceil")
             )
@@ -190,9 +180,7 @@ def count(model: ModelConfig) -> Parameters | None:
     per_block = tuple(layer.total for layer in layers)
     total_padded = tables * table + sum(per_block) + model.hidden_size
     idle = 0
-    if model.formulas is None and (
-        mixtures := sum(block.count("E") for block in symbols)
-    ):
+    if model.formulas is None and (mixtures := sum(block.count("E") for block in symbols)):
         experts, active, _ = _moe(model)
         idle = mixtures * (experts - active) * _expert(model)
     return Parameters(
@@ -231,9 +219,7 @@ def per_rank(
         tables = 1
     sharded = tables * padded_vocab_size(model) * model.hidden_size
     sharded += sum(layer.sharded for layer in layers)
-    replicated = sum(layer.replicated for layer in layers) + (
-        model.hidden_size if output else 0
-    )
+    replicated = sum(layer.replicated for layer in layers) + (model.hidden_size if output else 0)
     expert_shards = expert_parallel * (expert_tensor_parallel or tensor_parallel)
     return RankParameters(
         dense=-(-sharded // tensor_parallel) + replicated,

@@ -19,9 +19,7 @@ MIXERS = {
     "+": "multi-latent attention",
 }
 FEED_FORWARDS = {"-": "MLP", "E": "mixture of experts"}
-_LEGAL = ", ".join(
-    f"`{symbol}` {name}" for symbol, name in (MIXERS | FEED_FORWARDS).items()
-)
+_LEGAL = ", ".join(f"`{symbol}` {name}" for symbol, name in (MIXERS | FEED_FORWARDS).items())
 _SOURCE = "megatron/core/models/hybrid/hybrid_layer_allocation.py"
 
 

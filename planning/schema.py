@@ -15,7 +15,15 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 # A number of blocks, or a share of them such as "15%" (rounded up).
-BlockCount = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|\d{1,2})%$")]
+Percent = Annotated[str, Field(pattern=r"^(100|\d{1,2})%$")]
+BlockCount = NonNegativeInt | Percent
+# A number of steps, or a share of the schedule's (rounded down).
+StepCount = NonNegativeInt | Percent
+
+
+def amount(value: int | str, whole: int) -> int:
+    """A count as it stands, or a share of `whole` ("15%"), rounded down."""
+    return value if isinstance(value, int) else whole * int(value[:-1]) // 100
 
 
 class Choice(BaseModel):
@@ -24,14 +32,14 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class ModelDefaults(Choice):
+class ModelRecipe(Choice):
     """The training choices that come with a model; conf/training refers to them."""
 
     micro_batch_size: PositiveInt
     global_batch_size: PositiveInt
     train_steps: PositiveInt
     learning_rate: PositiveFloat
-    warmup_steps: NonNegativeInt
+    warmup_steps: StepCount
 
 
 class BlockFormulas(Choice):
@@ -70,7 +78,7 @@ class ModelConfig(Choice):
     expert_ffn_hidden_size: PositiveInt | None
     expert_balance_loss: float | None  # coefficient of the auxiliary load-balancing loss
     formulas: BlockFormulas | None  # only for a stack that planning does not know
-    defaults: ModelDefaults
+    recipe: ModelRecipe
 
 
 class PrecisionConfig(Choice):
@@ -143,7 +151,7 @@ class OptimizerConfig(Choice):
     learning_rate: PositiveFloat
     min_learning_rate: Annotated[float, Field(ge=0)]
     schedule: Literal["constant", "linear", "cosine"]
-    warmup_steps: NonNegativeInt
+    warmup_steps: StepCount
     decay_steps: PositiveInt | None  # None: train_steps
     weight_decay: Annotated[float, Field(ge=0)]
     beta1: Fraction

@@ -1,0 +1,315 @@
+"""Runs a plan here: starts torchrun, watches it, stops it, and says how it ended.
+
+Process tree: launcher -> torchrun -> one worker per rank -> data loaders.
+
+Why not NeMo-Run's LocalExecutor: SIGTERM to its launcher orphans torchrun and leaves the status
+at RUNNING, another process cannot cancel (KeyError), and it notes success for failed jobs too
+(nemo-run 0.11.1). Here
+- a first SIGTERM, SIGINT or SIGHUP is passed to the workers only, which finish the step and save.
+  torchrun is not signalled: it kills its workers 30 s after its own SIGTERM, with no setting to
+  change that (torch 2.11, elastic/multiprocessing/api.py `close`), and a save may take longer;
+- nothing outlives the launcher, even one killed with -9: the kernel kills torchrun with it, and
+  the workers with torchrun (training/orphans.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import psutil
+
+from launch.display import Display
+from launch.run_folder import begin
+from planning.findings import ChoiceError, Finding, MachineError
+from training.events import READY, EventReader
+from training.orphans import LAUNCHER_PID
+
+ROOT = Path(__file__).resolve().parents[1]
+STOPPED = 143  # 128 + SIGTERM, as a shell says it
+_POLL = 0.1  # seconds
+# A supervisor that signals both a process group and its leader (make, uv) repeats one request.
+_ONE_REQUEST = 0.5  # seconds
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# Deaths that are a cause; SIGTERM and SIGABRT often follow from another rank's failure.
+_CAUSES = {
+    signal.SIGKILL: "often the machine ran out of memory (the kernel's log says so)",
+    signal.SIGSEGV: "a fault in native code",
+    signal.SIGBUS: "often /dev/shm is full",
+    signal.SIGILL: "a library built for another processor",
+    signal.SIGFPE: "an arithmetic fault in native code",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the process's exit status, what to tell the person, and result.json."""
+
+    status: Literal["done", "stopped", "failed"]
+    exit_status: int
+    message: str
+    result: dict[str, Any]
+
+
+def run(
+    run_dir: Path,
+    *,
+    processes: int,
+    environment: Mapping[str, str],
+    port: int,
+    display: Display,
+    worker: str = "training.worker",
+) -> Outcome:
+    """Train the plan in `run_dir` in `processes` processes on this machine, to its end.
+
+    environment: added to this process's own. port: of the rendezvous; 0 takes a free one.
+    worker: the module that each process runs, with run_dir as its argument.
+    Raises MachineError if the port is taken. Call it from the main thread, which handles signals.
+    """
+    check_port(port)
+    begin(run_dir)
+    events = EventReader(run_dir / "logs" / "events.jsonl")
+    log_path = run_dir / "logs" / "torchrun.log"
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    display.phase(f"starting {processes} process{'es' if processes > 1 else ''}")
+    with _StopRequests() as stop, _descendants_end_here(), open(log_path, "ab") as log:
+        torchrun = subprocess.Popen(
+            _command(processes, port, worker, run_dir.resolve()),
+            env=_environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C at the terminal reaches the launcher only
+        )
+        ended_by_itself = _watch(torchrun, events, stop, display)
+    for event in events.read():
+        display.event(event)
+    display.close()
+    if ended_by_itself:
+        with open(log_path, "rb") as file:
+            file.seek(log_start)
+            torchrun_log = file.read().decode(errors="replace")
+        outcome = _judge(run_dir, torchrun.returncode, torchrun_log)
+    else:
+        outcome = Outcome("stopped", STOPPED, "stopped at once, without saving", {})
+    return _with_result(outcome, run_dir)
+
+
+def check_port(port: int) -> None:
+    """ChoiceError for an impossible port, MachineError for one that this machine cannot give."""
+    if port > 65535:
+        raise ChoiceError(
+            Finding("port", "error", "launch.port", f"{port} is not a port", "at most 65535")
+        )
+    if port == 0:
+        return
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                # As the store does: a port that was just released is free, one in use is not.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
+                continue
+            raise MachineError(
+                Finding(
+                    id="port_taken",
+                    severity="error",
+                    setting="launch.port",
+                    message=f"port {port} cannot be used: {error.strerror}",
+                    fix="choose another port, or launch.port=0 for any free one",
+                )
+            ) from None
+
+
+def _command(processes: int, port: int, worker: str, run_dir: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "training.orphans", str(os.getpid())),
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", "1", "--nproc-per-node", str(processes), "--max-restarts", "0"),
+        *("--rdzv-backend", "c10d", "--rdzv-id", uuid.uuid4().hex),
+        # Port 0: the store takes a free one, as torchrun's own --standalone does.
+        *("--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--local-addr", "127.0.0.1"),  # else the host's name, which may not resolve
+        *("-m", worker, str(run_dir)),
+    ]
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    merged = {**os.environ, **environment}
+    merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), merged.get("PYTHONPATH")]))
+    merged["PYTHONSAFEPATH"] = "1"  # a folder named training/ where we were called is not ours
+    merged[LAUNCHER_PID] = str(os.getpid())
+    return merged
+
+
+class _StopRequests:
+    """Counts requests to stop, by SIGINT, SIGTERM or SIGHUP, while it is entered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        now = time.monotonic()
+        if now - self._last > _ONE_REQUEST:
+            self.count += 1
+        self._last = now
+
+
+def _watch(
+    torchrun: subprocess.Popen[bytes], events: EventReader, stop: _StopRequests, display: Display
+) -> bool:
+    """Show events and pass on stop requests until torchrun ends; False if it is to be killed."""
+    ready = asked = False
+    while torchrun.poll() is None:
+        for event in events.read():
+            ready |= event["event"] in READY
+            display.event(event)
+        if stop.count > 1 or (stop.count and not ready):
+            display.message("stopping at once")
+            return False
+        if stop.count and not asked:
+            asked = True
+            display.message("finishing the step and saving; press Ctrl-C again to stop at once")
+            for worker in psutil.Process(torchrun.pid).children():
+                worker.terminate()
+        display.tick()
+        time.sleep(_POLL)
+    return True
+
+
+@contextmanager
+def _descendants_end_here() -> Iterator[None]:
+    """Whatever starts inside has ended when this is left: killed, if it has not by itself.
+
+    As the subreaper this process adopts descendants whose parent ended, so none gets lost.
+    """
+    me = psutil.Process()
+    others = set(me.children())
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        for _ in range(10):  # again for those that were forked meanwhile
+            own = [child for child in me.children() if child not in others]
+            if not own:
+                break
+            for child in own:
+                _kill_tree(child)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _kill_tree(process: psutil.Process) -> None:
+    try:
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in tree:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(tree, timeout=10)
+
+
+def _judge(run_dir: Path, returncode: int, torchrun_log: str) -> Outcome:
+    """The outcome of a torchrun that ended by itself."""
+    result = _read_json(run_dir / "result.json")
+    if returncode == 0 and result.get("status") == "done":
+        return Outcome("done", 0, "", result)
+    if returncode == 0 and result.get("status") == "stopped":
+        return Outcome("stopped", STOPPED, result.get("message", ""), result)
+    message, exit_status = _failure(run_dir / "logs", returncode, torchrun_log)
+    return Outcome("failed", exit_status, message, result)
+
+
+def _failure(logs: Path, returncode: int, torchrun_log: str) -> tuple[str, int]:
+    """What to say of a failed run, and the exit status: that of the rank that failed first."""
+    # torchrun prints, for each rank that it saw fail: "rank : 1 (local_rank: 1)",
+    # "exitcode : -9 (pid: 7)" (torch/distributed/elastic/multiprocessing/errors), the first last.
+    seen = re.findall(r"rank +: (\d+) \(local_rank.*\n +exitcode +: (-?\d+)", torchrun_log)
+    deaths = [(int(rank), int(code)) for rank, code in seen]
+    for rank, code in deaths:
+        if code < 0 and -code in _CAUSES:
+            return f"{_killed(rank, -code)}\n    log: {logs}/rank-{rank}.log", 1
+    errors = [_read_json(path) for path in logs.glob("error-rank-*.json")]
+    errors = [error for error in errors if "rank" in error]
+    if errors:
+        first = min(errors, key=lambda error: error.get("time", 0))
+        status = first.get("exit_status")
+        message = f"rank {first['rank']} failed: {first.get('type')}: {first.get('message')}"
+        if status in (ChoiceError.exit_status, MachineError.exit_status):
+            return str(first.get("message")), status
+        return f"{message}\n    log: {logs}/rank-{first['rank']}.log", 1
+    if deaths:
+        rank, code = deaths[-1]
+        log = logs / f"rank-{rank}.log"
+        how = _killed(rank, -code) if code < 0 else f"rank {rank} ended with exit status {code}"
+        return f"{how}; it last said: {_last_line(log)}\n    log: {log}", 1
+    if returncode < 0:
+        return f"torchrun was killed by signal {-returncode}", 1
+    if returncode > 0:
+        return f"torchrun failed: {_last_line(logs / 'torchrun.log')}\n    logs: {logs}", 1
+    return f"the processes ended without a result\n    logs: {logs}", 1
+
+
+def _killed(rank: int, number: int) -> str:
+    cause = _CAUSES.get(signal.Signals(number)) if number in set(signal.Signals) else None
+    return f"rank {rank} was killed by signal {number}" + (f": {cause}" if cause else "")
+
+
+def _with_result(outcome: Outcome, run_dir: Path) -> Outcome:
+    """The outcome, with a result.json that agrees where the workers wrote none."""
+    if outcome.result.get("status") == outcome.status:
+        return outcome
+    result = {**outcome.result, "status": outcome.status, "message": outcome.message}
+    (run_dir / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    return Outcome(outcome.status, outcome.exit_status, outcome.message, result)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_line(path: Path) -> str:
+    """The last line of a log that is not empty."""
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        return "(no log)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")

@@ -1,0 +1,228 @@
+"""One run from its choice to its end: plan, check, and execute on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch import local, machine, run_folder
+from launch.display import Display, resume_command, summary
+from planning import identity, report
+from planning.findings import Finding, errors, refuse
+from planning.plan import Plan
+from planning.resolve import Resolution, resolve
+from planning.schema import RunConfig
+from training import checkpoints
+from training.data import indexed, library_text
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended; `result` is of result.json, empty for a plan."""
+
+    exit_status: int
+    run_dir: Path | None
+    result: dict[str, Any]
+    resolution: Resolution
+
+
+def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> Ended:
+    """Plan the choice, say it, and do what `launch` asks for.
+
+    run_dir: where the run is kept; None: a new folder under runs/. Raises ChoiceError or
+    MachineError, with all findings, before anything is written.
+    """
+    here = machine.look()
+    config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
+    resolution = resolve(config)
+    plan = resolution.plan
+    folder = run_dir or (Path(config.run_dir) if config.run_dir else None)
+    print("\n".join(report.lines(resolution)), flush=True)
+    findings = resolution.findings + _data_findings(resolution.config)
+    previous = _previous_config(resolution.config, folder)
+    changed: list[str] = []
+    if previous is not None and config.resume == "auto" and config.launch.kind == "local":
+        after = resolution.config.model_dump(mode="json")
+        different, changed = identity.compare(previous, after, str(folder))
+        findings += different
+    if plan is not None and config.launch.kind == "local":
+        findings += machine.compare(plan, here)
+    for line in report.finding_lines(f for f in findings if f.severity == "warning"):
+        print(line)
+    _name_ways_on(findings)
+    refuse(findings)
+    assert plan is not None
+    if config.launch.kind == "plan":
+        folder = folder or run_folder.default_run_dir(config.model.name)
+        _write_plan(folder, plan, resolution)
+        print(f"{'plan':<10} {folder / 'plan.yaml'}")
+        return Ended(0, folder, {}, resolution)
+    local.check_port(config.launch.port)
+    if plan.derived.checkpoint_format is not None and resolution.states is not None:
+        run_folder.free_space_check(
+            _checkpoint_folder(config, folder or Path("runs")), _checkpoint_bytes(resolution)
+        )
+    folder = folder or run_folder.default_run_dir(config.model.name)
+    with run_folder.lock(folder):
+        return _train(folder.resolve(), plan, resolution, overrides, changed, here)
+
+
+def _train(
+    folder: Path,
+    plan: Plan,
+    resolution: Resolution,
+    overrides: list[str],
+    changed: list[str],
+    here: machine.Machine,
+) -> Ended:
+    config = plan.config
+    display = Display(interval=config.logging.interval)
+    saves = _checkpoint_folder(config, folder)
+    if config.resume == "none" and run_folder.has_run(folder):
+        moved = run_folder.set_aside(folder, saves)
+        print(f"{'resume':<10} none: the earlier run is in {moved}")
+    elif plan.derived.checkpoint_format is not None:
+        newest = checkpoints.prepare_resume(saves)
+        if str(newest):
+            print(f"{'resume':<10} {newest}".replace("\n", "\n" + " " * 11))
+        for line in changed:
+            print(f"{'changed':<10} {line}")
+        step = newest.taken.step if newest.taken else 0
+        if step >= config.training.train_steps:
+            more = {"training.train_steps": 2 * step}
+            print(f"{'done':<10} all {step} steps are trained; further: "
+                  f"{resume_command(overrides, folder, more)}")  # fmt: skip
+            return Ended(0, folder, _result(folder), resolution)
+        run_folder.begin(folder)
+        _drop_metrics_after(folder, step)
+    _write_plan(folder, plan, resolution)
+    if plan.derived.checkpoint_format is not None:
+        saves.mkdir(parents=True, exist_ok=True)
+        (saves / "plan.yaml").write_text(plan.to_yaml())
+    (folder / "logs").mkdir(exist_ok=True)
+    environment = machine.environment(plan, here)
+    cache = Path(config.data.cache).expanduser().resolve()
+    run_folder.write_environment(folder, {"run:": str(folder), "cache:": str(cache)}, environment)
+    if config.data.kind == "library_text" and library_text.expected(cache) is None:
+        display.phase("making the dataset of the standard library's sources")
+        library_text.build(cache)
+    outcome = local.run(
+        folder,
+        processes=plan.processes_per_node,
+        environment=environment,
+        port=config.launch.port,
+        display=display,
+    )
+    if outcome.message:
+        print(outcome.message)
+    if outcome.result:
+        device = "cpu" if plan.backend == "torch" else "gpu"
+        notes = outcome.result.get("notes", [])
+        print(summary(outcome.result, folder, overrides, notes=notes, device=device))
+    return Ended(outcome.exit_status, folder, outcome.result, resolution)
+
+
+def _data_findings(config: RunConfig) -> list[Finding]:
+    training = config.training
+    if config.data.kind != "indexed":
+        return []
+    needed = indexed.samples_needed(
+        training.train_steps,
+        training.eval_interval,
+        training.eval_steps,
+        training.global_batch_size,
+    )
+    _, findings = indexed.check(
+        config.data, config.model.vocab_size, config.model.seq_length, needed
+    )
+    return findings
+
+
+def _checkpoint_folder(config: RunConfig, run_dir: Path) -> Path:
+    save = config.checkpoint.save
+    return run_dir / "checkpoints" if isinstance(save, bool) else Path(save).expanduser().resolve()
+
+
+def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:
+    """The configuration of the run that this one would continue, if there is one."""
+    folders = [_checkpoint_folder(config, run_dir or Path())]
+    if run_dir is not None:
+        folders.insert(0, run_dir)
+    elif isinstance(config.checkpoint.save, bool):
+        return None
+    for folder in folders:
+        try:
+            plan = yaml.safe_load((folder / "plan.yaml").read_text())
+            return dict(plan["config"])
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _checkpoint_bytes(resolution: Resolution) -> int:
+    """One checkpoint on disk: weights and optimizer state of all ranks, once each."""
+    plan, config = resolution.plan, resolution.config
+    assert plan is not None
+    from planning.memory import BYTES
+
+    weight = BYTES[config.precision.dtype]
+    main = 0 if config.precision.dtype == "fp32" else 4
+    each = weight + main + 2 * BYTES[config.precision.optimizer_moments]
+    return (plan.derived.allocated_parameters or 0) * each
+
+
+def _write_plan(folder: Path, plan: Plan, resolution: Resolution) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = plan.to_yaml()
+    path = folder / "plan.yaml"
+    if path.exists() and path.read_text() != text:
+        # The plan of an earlier start of this run stays readable.
+        (folder / "logs").mkdir(exist_ok=True)
+        path.rename(folder / "logs" / f"plan-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
+    path.write_text(text)
+    verdict = json.dumps(report.to_json(resolution), indent=2)
+    (folder / "plan.json").write_text(verdict + "\n")
+
+
+def _drop_metrics_after(folder: Path, step: int) -> None:
+    """Keep one line a step: what was trained after the checkpoint is trained again."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return
+    kept, dropped = [], []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            later = json.loads(line)["step"] > step
+        except (ValueError, KeyError, TypeError):
+            later = True  # a line cut off by a kill
+        (dropped if later else kept).append(line)
+    if dropped:
+        aside = folder / "logs" / f"metrics-after-{step}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        aside.write_text("".join(dropped))
+        beside = path.with_suffix(".new")
+        beside.write_text("".join(kept))
+        beside.rename(path)
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "result.json").read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _name_ways_on(findings: list[Finding]) -> None:
+    """For a legal choice that this machine cannot run: the two ways on."""
+    found = errors(findings)
+    if found and all(finding.machine for finding in found):
+        print(
+            "This machine cannot run it. The same choice elsewhere: add hardware=p6_b200 (or p6_b300, "
+            "h200, ...)\nand launch=plan to see its plan there; or start it on a machine with such "
+            "GPUs.",
+            flush=True,
+        )

@@ -1,0 +1,192 @@
+"""The folder of a run: its name, what is in it, and how a second start finds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from planning.findings import Finding, MachineError
+from training.checkpoints import (
+    CheckpointState,
+    Newest,
+    checkpoints,
+    newest_complete,
+    prepare_resume,
+    prune,
+)
+
+__all__ = [
+    "CheckpointState",
+    "Newest",
+    "begin",
+    "checkpoints",
+    "default_run_dir",
+    "free_space_check",
+    "has_run",
+    "lock",
+    "newest_complete",
+    "prepare_resume",
+    "prune",
+    "set_aside",
+    "write_environment",
+]
+
+# All that a run writes; nothing else in the folder is ever touched.
+CONTENTS = (
+    "plan.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "result.json",
+    "loss.png",
+    "tensorboard",
+    "checkpoints",
+    "logs",
+)
+LOCK = ".lock"
+
+
+def default_run_dir(model_name: str, root: Path = Path("runs")) -> Path:
+    """Make and return `root/<model name>/<YYYYmmdd-HHMMSS>`; runs of one second get -2, -3, ..."""
+    start = time.strftime("%Y%m%d-%H%M%S")
+    count = 1
+    while True:
+        path = root / model_name / (start if count == 1 else f"{start}-{count}")
+        with _said_of("run_dir", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir()  # only one of two processes succeeds
+                return path
+            except FileExistsError:
+                count += 1
+
+
+def has_run(run_dir: Path) -> bool:
+    """Has a run been started in this folder?"""
+    return (run_dir / "plan.yaml").exists()
+
+
+def set_aside(run_dir: Path, checkpoint_folder: Path | None = None) -> Path | None:
+    """Move an earlier run to run_dir/previous-<time>/, for a new start there; None if no run.
+
+    `checkpoint_folder`, where it lies elsewhere, gets its own previous-<time>/: older
+    checkpoints of higher steps would be taken for the new run's newest.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    moved = _move_into(run_dir / f"previous-{stamp}", [run_dir / name for name in CONTENTS])
+    inside = run_dir / "checkpoints"
+    if checkpoint_folder and checkpoint_folder.resolve() != inside.resolve():
+        found = [*checkpoint_folder.glob("iter_*"), *checkpoint_folder.glob("latest_*.txt")]
+        _move_into(checkpoint_folder / f"previous-{stamp}", found)
+    return moved
+
+
+def begin(run_dir: Path) -> None:
+    """Make the folder and its logs/; what the last start left as its outcome goes to logs/.
+
+    So a result.json that is there afterwards is this start's.
+    """
+    logs = run_dir / "logs"
+    with _said_of("run_dir", run_dir):
+        logs.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        outcome = [run_dir / "result.json", *sorted(logs.glob("error-rank-*.json"))]
+        _move_into(logs / f"before-{stamp}", outcome)
+
+
+def write_environment(
+    run_dir: Path, roots: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
+    """Record what the plan's roots and policies became on this machine."""
+    record = {"roots": dict(roots), "environment": dict(environment)}
+    path = run_dir / "logs" / "environment.json"
+    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def lock(run_dir: Path) -> Iterator[None]:
+    """Hold the folder for this process; MachineError if another one runs in it.
+
+    The kernel lets go when the process ends, however it ends.
+    """
+    with _said_of("run_dir", run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        held = os.open(run_dir / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(
+                Finding(
+                    id="run_folder_in_use",
+                    severity="error",
+                    setting="run_dir",
+                    message=f"another process trains in {run_dir} now",
+                    fix="stop it first, or choose another run_dir",
+                )
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(held)
+
+
+def free_space_check(path: Path, bytes_needed: int, setting: str = "checkpoint.save") -> None:
+    """MachineError if the file system of `path` (which may not exist yet) has less space free."""
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < bytes_needed:
+        raise MachineError(
+            Finding(
+                id="disk_space",
+                severity="error",
+                setting=setting,
+                message=f"{path} needs {_gib(bytes_needed)} of disk, {_gib(free)} are free there",
+                fix="free some space, choose a folder on a larger disk, lower checkpoint.keep, "
+                "or set checkpoint.save=false",
+            )
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def _move_into(target: Path, paths: list[Path]) -> Path | None:
+    """Move those of `paths` that exist into the new folder `target`; None if there are none."""
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        return None
+    unique, count = target, 1
+    while unique.exists():
+        count += 1
+        unique = target.with_name(f"{target.name}-{count}")
+    unique.mkdir(parents=True)
+    for path in paths:
+        path.rename(unique / path.name)
+    return unique
+
+
+@contextmanager
+def _said_of(setting: str, path: Path) -> Iterator[None]:
+    """Turns an OSError about `path` into a MachineError that names the setting."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(
+            Finding(
+                id="folder_not_writable",
+                severity="error",
+                setting=setting,
+                message=f"cannot write to {path}: {error.strerror}",
+                fix=f"choose another {setting}",
+            )
+        ) from error

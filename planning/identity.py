@@ -1,0 +1,81 @@
+"""What must stay the same when a run continues, and what changed in what may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planning.findings import Finding
+
+# Settings (or whole groups) that decide what is learned from what: another value is another run.
+FIXED = (
+    "model",
+    "data.kind",
+    "data.paths",
+    "data.train_paths",
+    "data.valid_paths",
+    "data.test_paths",
+    "data.split",
+    "data.tokenizer",
+    "training.global_batch_size",
+    "training.seed",
+    "training.optimizer.name",
+)
+# Of the model: said of it, not part of it.
+NOT_FIXED = ("model.recipe", "model.name", "model.formulas")
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"name": "x"}} -> {"model.name": "x"}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _under(setting: str, names: tuple[str, ...]) -> bool:
+    return any(setting == name or setting.startswith(name + ".") for name in names)
+
+
+def is_fixed(setting: str) -> bool:
+    return _under(setting, FIXED) and not _under(setting, NOT_FIXED)
+
+
+def changes(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Settings of two configurations (nested dictionaries) that differ: {setting: (old, new)}."""
+    old, new = flatten(before), flatten(after)
+    ignored = ("run_dir", "resume")
+    return {
+        name: (old.get(name), new.get(name))
+        for name in [*old, *(name for name in new if name not in old)]
+        if old.get(name) != new.get(name) and name not in ignored
+    }
+
+
+def compare(
+    before: Mapping[str, Any], after: Mapping[str, Any], run_dir: str
+) -> tuple[list[Finding], list[str]]:
+    """(errors: this is another run; lines: what changed of what may) of two configurations."""
+    findings, allowed = [], []
+    for name, (old, new) in changes(before, after).items():
+        if is_fixed(name):
+            findings.append(
+                Finding(
+                    "another-run",
+                    "error",
+                    name,
+                    f"{run_dir} holds a run with {old}, this one has {new}",
+                    "set it back, take another run_dir, or resume=none (the old run is kept aside)",
+                )
+            )
+        else:
+            allowed.append(f"{name}: {old} -> {new}")
+    steps = flatten(after).get("training.train_steps"), flatten(before).get("training.train_steps")
+    if steps[0] is not None and steps[1] is not None and steps[0] < steps[1]:
+        allowed.append(f"training.train_steps is smaller than before ({steps[1]})")
+    return findings, allowed

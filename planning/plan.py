@@ -1,0 +1,71 @@
+"""The plan: one run, explicit and frozen; what plan.yaml holds.
+
+It names roots (`run:`, `data:<name>`) where a machine has paths of its own; the process that starts
+torchrun says where they are, and `expand` puts the paths in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from planning.schema import RunConfig
+
+VERSION = 1
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Derived(Frozen):
+    """What follows from the choice."""
+
+    world_size: int
+    data_parallel: int
+    gradient_accumulation: int  # micro batches a step and rank
+    tokens_per_step: int
+    total_tokens: int
+    parameters: int | None  # with the vocabulary as given; None: no formula
+    active_parameters: int | None  # used by one token
+    allocated_parameters: int | None  # with the vocabulary padded
+    padded_vocab_size: int
+    layer_pattern: str  # Megatron's, with `|` between pipeline stages
+    bf16_blocks_at_start: int
+    bf16_blocks_at_end: int
+    checkpoint_format: str | None
+
+
+class Plan(Frozen):
+    version: int
+    name: str
+    backend: str  # "te" (Transformer Engine) or "torch" (a CPU)
+    config: RunConfig
+    derived: Derived
+    processes_per_node: int
+    nodes: int
+    environment: dict[str, str]  # set before Python starts; `policy:NAME` is looked up there
+    megatron_args: list[str]
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+def load(path: Path) -> Plan:
+    """The plan in a plan.yaml. Errors: OSError, ValueError (pydantic's) for another version."""
+    data: dict[str, Any] = yaml.safe_load(path.read_text())
+    if data.get("version") != VERSION:
+        raise ValueError(f"{path} has plan version {data.get('version')}, this program reads {VERSION}")
+    return Plan.model_validate(data, strict=False)
+
+
+def expand(text: str, roots: Mapping[str, str]) -> str:
+    """`run:checkpoints` -> `/where/the/run/is/checkpoints`; text without a root stays as it is."""
+    for root, path in roots.items():
+        if text == root or text.startswith(root + "/"):
+            return path + text[len(root) :]
+    return text

@@ -1,0 +1,156 @@
+"""A plan as a person reads it, and as plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from planning.findings import Finding, errors
+from planning.hardware import GPUS
+from planning.resolve import Resolution
+from planning.schema import LayoutConfig, RunConfig
+
+GIB = 2**30
+
+
+def count(number: float | None) -> str:
+    """1,235,814,400 -> '1.24 B'."""
+    if number is None:
+        return "not estimated"
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def layout_line(layout: LayoutConfig, data_parallel: int) -> str:
+    """'data parallel 8, tensor 2 (sequence parallel), optimizer sharded, recompute full'."""
+    parts = [f"data parallel {data_parallel}"]
+    for name, degree in (
+        ("tensor", layout.tensor_parallel),
+        ("pipeline", layout.pipeline_parallel),
+        ("virtual stages", layout.virtual_pipeline_parallel),
+        ("context", layout.context_parallel),
+        ("expert", layout.expert_parallel),
+    ):
+        if (degree or 1) > 1:
+            parts.append(f"{name} {degree}")
+    if layout.sequence_parallel:
+        parts.append("sequence parallel")
+    parts.append(
+        {
+            "none": "nothing sharded",
+            "optimizer": "optimizer state sharded",
+            "fsdp": f"Megatron-FSDP ({layout.fsdp_strategy})",
+            "fsdp2": "FSDP2",
+        }[layout.sharding or "none"]
+    )
+    if layout.recompute != "none":
+        parts.append(f"recompute {layout.recompute}")
+    return ", ".join(parts)
+
+
+def precision_line(config: RunConfig, start: int, end: int) -> str:
+    precision = config.precision
+    parts = [precision.name]
+    if precision.format != "none":
+        parts.append(f"{precision.format} {precision.recipe} ({precision.elements})")
+        if start or end:
+            parts.append(f"first {start} and last {end} of {config.model.num_layers} blocks in BF16")
+        parts.append("weights gathered in it" if precision.param_gather else "weights kept in BF16")
+    return ", ".join(parts)
+
+
+def lines(resolution: Resolution) -> list[str]:
+    """The plan in a few lines; without one, what was chosen."""
+    config, plan = resolution.config, resolution.plan
+    model, hardware, training = config.model, config.hardware, config.training
+    gpu = GPUS[hardware.gpu or "cpu"]
+    unit = "process" if gpu.is_cpu else "GPU"
+    where = f"{hardware.nodes} x {hardware.gpus_per_node} {gpu.title}"
+    if gpu.is_cpu:
+        where = f"CPU, {hardware.gpus_per_node} process{'es' * (hardware.gpus_per_node != 1)}"
+    derived = plan.derived if plan else None
+    parameters = count(derived.parameters) if derived else "?"
+    if derived and derived.active_parameters != derived.parameters:
+        parameters += f", {count(derived.active_parameters)} active"
+    rows = [
+        ("model", f"{model.name}: {parameters} parameters, {model.num_layers} blocks, "
+                  f"sequences of {model.seq_length:,}"),
+        ("hardware", f"{hardware.name}: {where}"),
+    ]  # fmt: skip
+    if derived:
+        rows += [
+            (
+                "precision",
+                precision_line(config, derived.bf16_blocks_at_start, derived.bf16_blocks_at_end),
+            ),
+            ("layout", f"{config.layout.name}: {layout_line(config.layout, derived.data_parallel)}"),
+            (
+                "batch",
+                f"{training.global_batch_size} sequences a step = {training.micro_batch_size} x "
+                f"{derived.data_parallel} x {derived.gradient_accumulation} (micro batch x data "
+                f"parallel x accumulation), {count(derived.tokens_per_step)} tokens",
+            ),
+            (
+                "training",
+                f"{training.train_steps:,} steps, {count(derived.total_tokens)} tokens of "
+                f"{config.data.name}",
+            ),
+        ]
+    if resolution.states:
+        states = resolution.states
+        parts = f"weights {states.weights / GIB:.3g}, gradients {states.gradients / GIB:.3g}, "
+        parts += f"optimizer {states.optimizer / GIB:.3g}"
+        room = hardware.memory_gib or gpu.memory_gib
+        total = f"{states.total / GIB:.3g} GiB a {unit}" + (f" of {room:.0f}" if room else "")
+        rows.append(("states", f"{total} ({parts}); activations not estimated"))
+    return [f"{name:<10} {text}" for name, text in rows]
+
+
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
+    """Errors first."""
+    ordered = sorted(findings, key=lambda finding: finding.severity != "error")
+    return [f"{finding.severity}: {finding}" for finding in ordered]
+
+
+def to_json(resolution: Resolution) -> dict[str, Any]:
+    """plan.json: verdict, findings, estimates. A null estimate was not made."""
+    config, states = resolution.config, resolution.states
+    hardware = config.hardware
+    room = hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
+    found = errors(resolution.findings)
+    fits = None if states is None or room is None else states.total <= room * GIB
+    return {
+        "legal": not [finding for finding in found if finding.id != "state-memory"],
+        "findings": [
+            {
+                name: getattr(finding, name)
+                for name in ("id", "severity", "setting", "message", "fix", "source")
+            }
+            for finding in resolution.findings
+        ],
+        "memory": {
+            "peak_gib": None,
+            "capacity_gib": room,
+            "fits": None if fits else fits,  # states alone can say no, never yes
+            "parts": {
+                "weights": states.weights / GIB,
+                "gradients": states.gradients / GIB,
+                "optimizer": states.optimizer / GIB,
+            }
+            if states
+            else {},
+        },
+        "throughput": {},
+        "cost": {},
+        "basis": "states by exact count; activations, speed and cost are not estimated",
+    }
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Rows as aligned columns; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows]  # fmt: skip
+

@@ -1,0 +1,168 @@
+"""RunConfig -> Plan: a pure function, with everything that was found on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planning import environment, layout, megatron_args, memory, rules
+from planning.findings import ChoiceError, Finding, errors
+from planning.hardware import GIB, GPUS
+from planning.parameters import count, padded_vocab_size
+from planning.pattern import (
+    blocks,
+    split_stages,
+    symbols_in_first_blocks,
+    symbols_in_last_blocks,
+)
+from planning.plan import VERSION, Derived, Plan
+from planning.schema import LayoutConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What a choice comes to. `plan` is None where the choice is too broken to derive one."""
+
+    config: RunConfig
+    plan: Plan | None
+    states: memory.States | None
+    findings: list[Finding]
+
+
+def resolve(config: RunConfig) -> Resolution:
+    """The plan of a choice, its states' memory and all findings; raises nothing for a bad choice.
+
+    `config.hardware` is complete: `hardware=this` was looked up before.
+    """
+    hardware = config.hardware
+    if hardware.gpu not in GPUS or hardware.gpus_per_node is None:
+        raise ValueError("hardware was not looked up before resolve")
+    try:
+        model_blocks = blocks(config.model.pattern, config.model.num_layers)
+        facts = _choose_layout(config, len(model_blocks))
+        config, complete = facts.config, facts.layout
+        findings = rules.check(facts)
+        broken = any(
+            finding.severity == "error" and finding.id in STRUCTURAL for finding in findings
+        )
+        if broken:
+            return Resolution(config, None, None, findings)
+        plan = _plan(config, facts, model_blocks)
+        states = memory.states(config.model, config.precision, complete, facts.world_size)
+    except ChoiceError as refusal:  # an impossible pattern or formula: no layout to check
+        return Resolution(config, None, None, refusal.findings)
+    findings += _capacity(config, states)
+    return Resolution(config, plan, states, findings)
+
+
+def _choose_layout(config: RunConfig, num_blocks: int) -> rules.Facts:
+    """The facts of the choice with every None of its layout decided."""
+    hardware = config.hardware
+    per_node = hardware.gpus_per_node or 1
+    world_size = per_node * hardware.nodes
+    room = hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
+
+    def facts(candidate: LayoutConfig) -> rules.Facts:
+        chosen = config.model_copy(update={"layout": candidate})
+        return rules.Facts(chosen, candidate, num_blocks)
+
+    def legal(candidate: LayoutConfig) -> bool:
+        return not any(not finding.machine for finding in errors(rules.check(facts(candidate))))
+
+    def fits(candidate: LayoutConfig) -> bool:
+        states = memory.states(config.model, config.precision, candidate, world_size)
+        if states is None or room is None:
+            return True
+        return states.total <= layout.STATE_SHARE * room * GIB
+
+    parameters = count(config.model)
+    found = layout.candidates(
+        config.layout, parameters.total if parameters else None, world_size, per_node
+    )
+    return facts(found[0] if len(found) == 1 else layout.choose(found, legal, fits))
+
+
+# Rules without which sizes of the plan have no meaning.
+STRUCTURAL = {"world-size", "pipeline-depth", "virtual-pipeline", "global-batch", "heads-groups",
+              "head-size", "experts-given", "precision-format"}  # fmt: skip
+
+
+def checkpoint_format(config: RunConfig, layout: LayoutConfig) -> str | None:
+    if config.checkpoint.save is False:
+        return None
+    return "fsdp_dtensor" if layout.sharding == "fsdp" else "torch_dist"
+
+
+def _plan(config: RunConfig, facts: rules.Facts, model_blocks: list[str]) -> Plan:
+    hardware, model, training = config.hardware, config.model, config.training
+    start, end = facts.bf16_blocks
+    backend = "torch" if facts.gpu.is_cpu else "te"
+    stages = facts.pp * facts.vpp
+    pattern = split_stages(model_blocks, stages)
+    parameters = count(model)
+    tokens = training.global_batch_size * model.seq_length
+    format = checkpoint_format(config, facts.layout)
+    derived = Derived(
+        world_size=facts.world_size,
+        data_parallel=facts.data_parallel,
+        gradient_accumulation=training.global_batch_size
+        // (training.micro_batch_size * facts.data_parallel),
+        tokens_per_step=tokens,
+        total_tokens=tokens * training.train_steps,
+        parameters=parameters.total if parameters else None,
+        active_parameters=parameters.active_per_token if parameters else None,
+        allocated_parameters=parameters.total_padded if parameters else None,
+        padded_vocab_size=padded_vocab_size(model),
+        layer_pattern=pattern,
+        bf16_blocks_at_start=start,
+        bf16_blocks_at_end=end,
+        checkpoint_format=format,
+    )
+    return Plan(
+        version=VERSION,
+        name=model.name,
+        backend=backend,
+        config=config,
+        derived=derived,
+        processes_per_node=hardware.gpus_per_node or 1,
+        nodes=hardware.nodes,
+        environment=environment.build(hardware, facts.layout),
+        megatron_args=megatron_args.build(
+            config,
+            backend=backend,
+            pattern=pattern,
+            padded_vocab_size=derived.padded_vocab_size,
+            bf16_symbols=(
+                symbols_in_first_blocks(model_blocks, start),
+                symbols_in_last_blocks(model_blocks, end),
+            ),
+            symbols_per_block=max(len(block) for block in model_blocks),
+            checkpoint_format=format,
+        ),
+    )
+
+
+def _capacity(config: RunConfig, states: memory.States | None) -> list[Finding]:
+    """Whether weights, gradients and optimizer state alone fit in a GPU's (or the CPU's) memory."""
+    hardware = config.hardware
+    gpu = GPUS[hardware.gpu or "cpu"]
+    room = hardware.memory_gib or gpu.memory_gib
+    if states is None or room is None:
+        return []
+    processes = (hardware.gpus_per_node or 1) if gpu.is_cpu else 1
+    needed = states.total * processes / GIB
+    if needed <= room:
+        return []
+    what = "this machine" if gpu.is_cpu else f"one {gpu.title}"
+    return [
+        Finding(
+            "state-memory",
+            "error",
+            "layout",
+            f"weights, gradients and optimizer state alone take {needed:,.0f} GiB on {what}, which "
+            f"has {room:,.0f} GiB",
+            "shard more (layout=fsdp, tp8), take more or larger GPUs "
+            "(hardware=b300 launch=plan, hardware.nodes=2), or a smaller model",
+            "planning/memory.py",
+            machine=hardware.name == "this",
+        )
+    ]

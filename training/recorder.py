@@ -1,0 +1,206 @@
+"""What a run tells of itself: metrics.jsonl, events, result.json, taken from Megatron's loop.
+
+Megatron offers no hook for the numbers of one step, and what it prints for a process's second step
+is the mean of two (training.py:2593, 2877). So its own functions are wrapped: `training_log`,
+`evaluate`, `save_checkpoint`; each keeps its behaviour.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.training import training as loop
+from megatron.training.global_vars import get_args
+
+from planning.hardware import GIB, GPUS
+from planning.plan import Plan
+from training import checkpoints
+from training.events import EventLog
+from training.step import LOSS
+
+RECENT_STEPS = 2000  # step times kept for the median
+
+
+class Recorder:
+    """Collects on every rank, writes on the last one, which has the loss and the learning rate."""
+
+    def __init__(self, plan: Plan, run_dir: Path, events: EventLog) -> None:
+        self.plan, self.run_dir, self.events = plan, run_dir, events
+        self.writes = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        self.started = self.mark = time.perf_counter()
+        self.step = 0
+        self.first_step: int | None = None
+        self.loss: float | None = None
+        self.evaluations: dict[str, float] = {}
+        self.checkpoint: str | None = None
+        self.step_times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.step_flops: float | None = None
+        self._training = True
+        self._metrics = open(run_dir / "metrics.jsonl", "a") if self.writes else None
+
+    def install(self) -> None:
+        """Wrap Megatron's functions; train() looks them up in its module each time."""
+        self._wrap("training_log", self._after_step)
+        self._wrap("evaluate", self._after_evaluation)
+        self._wrap("save_checkpoint", self._after_save)
+
+    def _wrap(self, name: str, after: Callable[..., None]) -> None:
+        original = getattr(loop, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = original(*args, **kwargs)
+            after(began, result, *args, **kwargs)
+            return result
+
+        setattr(loop, name, wrapped)
+
+    def _after_step(
+        self,
+        began: float,
+        result: Any,
+        losses: dict[str, Any],
+        total_losses: Any,
+        learning_rate: float | None,
+        iteration: int,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> None:
+        # training_log(loss_dict, total_loss_dict, lr, iteration, loss_scale, report_memory,
+        # skipped, grad_norm, ...). The optimizer's step has synchronised with the GPU before.
+        grad_norm = rest[3]
+        self.step = iteration
+        if self.first_step is None:
+            self.first_step = iteration
+        if self.writes:
+            self.loss = _finite(losses[LOSS]) if LOSS in losses else None
+            step_s = began - self.mark
+            self.step_times.append(step_s)
+            self._write_step(step_s, learning_rate, grad_norm)
+        self.mark = time.perf_counter()
+
+    def _write_step(self, step_s: float, learning_rate: Any, grad_norm: Any) -> None:
+        derived = self.plan.derived
+        rate = derived.tokens_per_step / step_s / derived.world_size
+        line = {
+            "step": self.step,
+            "tokens": self.step * derived.tokens_per_step,
+            "loss": self.loss,
+            "grad_norm": _finite(grad_norm),
+            "lr": _finite(learning_rate),
+            "step_s": step_s,
+            "tokens_per_s_per_gpu": rate,
+            "mfu": self._mfu(step_s),
+            "memory_gib": torch.cuda.max_memory_allocated() / GIB,
+        }
+        self._append(line)
+        self.events.write(
+            "step",
+            **line,
+            train_steps=self.plan.config.training.train_steps,
+            device="cpu" if self.plan.backend == "torch" else "gpu",
+        )
+
+    def _mfu(self, step_s: float) -> float | None:
+        """Model FLOP/s over the dense peak of the format in use; None on a CPU.
+
+        FLOPs by Megatron's convention: causal attention counts half, recompute not at all.
+        """
+        peak = peak_tflops(self.plan)
+        if peak is None:
+            return None
+        if self.step_flops is None:
+            args = get_args()
+            self.step_flops = loop.num_floating_point_operations(args, args.global_batch_size)
+        return self.step_flops / step_s / self.plan.derived.world_size / (peak * 1e12)
+
+    def _after_evaluation(self, began: float, result: Any, *args: Any, **kwargs: Any) -> None:
+        losses = result[0] or {}
+        # pretrain evaluates the test set last, once training is over and validation done again.
+        name = "validation_loss"
+        if not self._training and "final_validation" in self.evaluations:
+            name = "test_loss"
+        if self.writes and LOSS in losses:
+            value = _finite(losses[LOSS])
+            assert value is not None
+            self.evaluations[name] = value
+            if not self._training:
+                self.evaluations.setdefault("final_validation", value)
+            self._append({"step": self.step, name: value})
+            self.events.write("validation", step=self.step, **{name: value})
+        self.mark = time.perf_counter()
+
+    def training_is_over(self) -> None:
+        self._training = False
+
+    def _after_save(self, began: float, result: Any, iteration: int, *a: Any, **k: Any) -> None:
+        folder = Path(get_args().save)
+        self.checkpoint = str(folder / f"iter_{iteration:07d}")
+        if torch.distributed.get_rank() == 0:
+            checkpoints.prune(folder, self.plan.config.checkpoint.keep)
+        if self.writes:
+            self.events.write(
+                "checkpoint",
+                step=iteration,
+                path=self.checkpoint,
+                seconds=time.perf_counter() - began,
+            )
+        self.mark = time.perf_counter()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        assert self._metrics is not None
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
+    def result(self, status: str, notes: list[str]) -> dict[str, Any]:
+        """What result.json holds; collective: every rank calls it."""
+        peak = [0.0] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(peak, torch.cuda.max_memory_allocated() / GIB)
+        derived = self.plan.derived
+        # The first step of a process compiles and allocates.
+        times = list(self.step_times)[1:] or list(self.step_times)
+        median = statistics.median(times) if times else None
+        return {
+            "status": status,
+            "steps": self.step,
+            "first_step": self.first_step,
+            "final_loss": self.loss,
+            "validation_loss": self.evaluations.get("validation_loss"),
+            "test_loss": self.evaluations.get("test_loss"),
+            "tokens": self.step * derived.tokens_per_step,
+            "median_step_s": median,
+            "median_tokens_per_s_per_gpu": derived.tokens_per_step / median / derived.world_size
+            if median
+            else None,
+            "median_mfu": self._mfu(median) if median else None,
+            "mfu_peak_tflops": peak_tflops(self.plan),
+            "peak_memory_gib": max(peak),
+            "peak_memory_gib_per_rank": peak,
+            "checkpoint": self.checkpoint,
+            "seconds": time.perf_counter() - self.started,
+            "notes": notes,
+        }
+
+
+def peak_tflops(plan: Plan) -> float | None:
+    """The dense peak that MFU is a share of: that of the GEMMs' format on the plan's GPU."""
+    gpu = GPUS[plan.config.hardware.gpu or "cpu"]
+    return {"none": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}[
+        plan.config.precision.format
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    """A number, or None (JSON has no NaN) where there is none or it is not finite."""
+    if value is None:
+        return None
+    number = float(value.item() if isinstance(value, torch.Tensor) else value)
+    return number if math.isfinite(number) else None
