@@ -23,7 +23,8 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed.device_mesh as device_mesh
+from torch.distributed import device_mesh
+from torch.utils.data import dataloader
 
 from training import megatron_fixes
 
@@ -47,6 +48,7 @@ def install() -> None:
         )
     _installed = True
     _block_gpu_packages()
+    _skip_compilation()
     _answer_devices()
     _answer_streams()
     _answer_memory()
@@ -66,6 +68,19 @@ def _block_gpu_packages() -> None:
     need a GPU when called: a CPU run is the same with or without them installed."""
     for name in _BLOCKED:
         sys.modules[name] = None  # type: ignore[assignment]  # import raises ModuleNotFoundError
+
+
+def _skip_compilation() -> None:
+    """Megatron compiles its fusions (core/jit.py:21). On a CPU that takes a compiler and a minute
+    of start-up for no speed, so its functions stay as they are; others may compile theirs."""
+    torch_compile = torch.compile
+
+    def compile_(model: Any = None, **kwargs: Any) -> Any:
+        if not _caller().startswith("megatron."):
+            return torch_compile(model, **kwargs)
+        return (lambda function: function) if model is None else model
+
+    torch.compile = compile_  # type: ignore[assignment]
 
 
 # --- devices ----------------------------------------------------------------------------------
@@ -273,6 +288,17 @@ def _answer_random() -> None:
         module.set_rng_state = lambda state, device="cuda": generator.set_state(state)  # type: ignore[attr-defined]
     torch.cuda.default_generators = (generator,)
     torch.cuda._lazy_call = lambda callback, **kwargs: callback()  # random.py:172
+    iterator: Any = dataloader._BaseDataLoaderIter
+    start = iterator.__init__
+
+    def start_without_drawing(self: Any, loader: Any) -> None:
+        # It draws a seed for its workers from the default generator, which on a GPU is not the
+        # one of dropout: a resumed run would be one draw ahead of the run that it continues.
+        state = generator.get_state()
+        start(self, loader)
+        generator.set_state(state)
+
+    iterator.__init__ = start_without_drawing
     # random.py:331 warns at each dropout that the CPU's generator moved, as it should here.
     logging.getLogger("megatron.core.tensor_parallel.random").addFilter(
         lambda record: "CPU RNG state changed" not in str(record.msg)
@@ -303,5 +329,10 @@ def _answer_meshes() -> None:
 
 
 def _fix_megatron() -> None:
+    from megatron.training import initialize
+
     megatron_fixes.skip_helper_compilation()
     megatron_fixes.fix_torch_adam_state()
+    # initialize.py:491 runs the compiled fusions once. Nothing is compiled here, and its random
+    # inputs, as many as the layout's slices hold, would make the weights depend on the layout.
+    initialize._warmup_jit_function = _constant()
