@@ -1,0 +1,38 @@
+"""Several prepared runs one after the other under one torchrun: `many_runs.py RUN_DIR ...`.
+
+Every rank imports Megatron once and forks a fresh process per run, which is training.worker's own
+main with a rendezvous of its own: what runs is what a launch runs, without 15 s of imports each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from training import cpu_standin
+
+cpu_standin.install()
+import megatron.training  # noqa: E402, F401  (imported for the forks)
+
+from training import worker  # noqa: E402
+
+
+def main(run_dirs: list[Path]) -> int:
+    port = int(os.environ["MASTER_PORT"])
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each run has its own store
+    status = 0
+    for index, run_dir in enumerate(run_dirs, start=1):
+        child = os.fork()
+        if child == 0:
+            os.environ["MASTER_PORT"] = str(port + index)
+            os._exit(worker.main(run_dir))
+        _, waited = os.waitpid(child, 0)
+        status = max(status, os.waitstatus_to_exitcode(waited) and 1)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main([Path(argument) for argument in sys.argv[1:]]))
