@@ -39,7 +39,7 @@ def check(name: str) -> None:
     if name not in (known := names()):
         raise ChoiceError(
             Finding(
-                "unknown_stack",
+                "unknown-stack",
                 "error",
                 "model.stack",
                 f"no stack {name!r} in models/{did_you_mean(name, known)}",

@@ -119,7 +119,7 @@ def _no_gated_delta_net(backend: Backend) -> MachineError:
     )
     return MachineError(
         Finding(
-            "gated_delta_net",
+            "gated-delta-net",
             "error",
             "model.pattern",
             f"the gated delta net (G) cannot run here: {reason}",

@@ -105,7 +105,7 @@ def _moe(model: ModelConfig) -> tuple[int, int, int]:
     if missing:
         raise ChoiceError(
             Finding(
-                "moe_shape",
+                "moe-shape",
                 "error",
                 missing[0],
                 f"model.pattern has experts (E), but {', '.join(missing)} is not set",
@@ -116,7 +116,7 @@ def _moe(model: ModelConfig) -> tuple[int, int, int]:
     if active > experts:
         raise ChoiceError(
             Finding(
-                "moe_shape",
+                "moe-shape",
                 "error",
                 "model.experts_per_token",
                 f"{active} experts a token of {experts}",

@@ -90,31 +90,42 @@ def symbols(pattern: str, num_layers: int) -> str:
     return "".join(blocks(pattern, num_layers))
 
 
-def split_stages(blocks: Sequence[str], stages: int) -> str:
-    """Megatron's pattern with `|` between `stages` pipeline segments (PP x VPP of them).
+def stages(blocks: Sequence[str], count: int) -> list[list[str]]:
+    """The blocks of each of `count` pipeline segments (PP x VPP of them), in order.
 
     No block is cut. Segments differ by one block at most. The inner ones get the extra blocks, the
     later first: the first holds the embedding and the most micro-batches in flight, the last
-    holds the output layer, the heaviest of all at a large vocabulary.
+    holds the output layer, the heaviest of all at a large vocabulary. Segment i is on pipeline rank
+    i % PP.
+
+    >>> [len(stage) for stage in stages(["*-"] * 6, 4)]
+    [1, 2, 2, 1]
+
+    Raises ChoiceError: more segments than blocks.
+    """
+    if count > len(blocks):
+        raise _error(
+            "layout.pipeline_parallel",
+            f"{count} pipeline segments for {len(blocks)} blocks: each needs at least one",
+            f"take at most {len(blocks)} segments (pipeline_parallel x virtual_pipeline_parallel)",
+        )
+    each, extra = divmod(len(blocks), count)
+    longer = [*range(count - 2, 0, -1), 0, count - 1][:extra]
+    found, start = [], 0
+    for stage in range(count):
+        end = start + each + (stage in longer)
+        found.append(list(blocks[start:end]))
+        start = end
+    return found
+
+
+def split_stages(blocks: Sequence[str], count: int) -> str:
+    """Megatron's pattern with `|` between `count` pipeline segments, as `stages` cuts them.
 
     >>> split_stages(["*-"] * 5, 3)
     '*-*-|*-*-|*-'
     """
-    if stages > len(blocks):
-        raise _error(
-            "layout.pipeline_parallel",
-            f"{stages} pipeline segments for {len(blocks)} blocks: each needs at least one",
-            f"take at most {len(blocks)} segments (pipeline_parallel x virtual_pipeline_parallel)",
-        )
-    each, extra = divmod(len(blocks), stages)
-    order = [*range(stages - 2, 0, -1), 0, stages - 1]
-    longer = set(order[:extra])
-    segments, start = [], 0
-    for stage in range(stages):
-        end = start + each + (stage in longer)
-        segments.append("".join(blocks[start:end]))
-        start = end
-    return "|".join(segments)
+    return "|".join("".join(stage) for stage in stages(blocks, count))
 
 
 def symbols_in_first_blocks(blocks: Sequence[str], count: int) -> int:
