@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from megatron.core import parallel_state
-from megatron.core.datasets.blended_megatron_dataset_builder import (
-    BlendedMegatronDatasetBuilder,
-)
-from megatron.core.datasets.gpt_dataset import (
-    GPTDataset,
-    GPTDatasetConfig,
-    MockGPTDataset,
-)
-from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-from megatron.training import get_args
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
+from megatron.training import get_args, get_tokenizer
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from planning.schema import DataConfig
-from training.data.indexed import Weighted, blends, inspect, shares
+from training.data.indexed import Weighted, blends, fingerprint, inspect, shares
 from training.data.library_text import Prefixes
 
 # (prefixes, weights); weights None only for a single prefix
 Blend = tuple[list[str], list[float] | None]
 Datasets = Sequence[Any | None]  # train, valid, test; None where not built or not needed
+
+# Bytes per request of a .bin in object storage. Samples are read in random order, so that what
+# lies beside one is seldom wanted: Megatron's 256 MiB would be fetched anew for every sample.
+S3_CHUNK = 2**20
+
+
+class StreamedGPTDataset(GPTDataset):  # type: ignore[misc]
+    """Megatron's GPTDataset over object storage, in requests of about a sample's size."""
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
+        if not dataset_path.startswith("s3://"):
+            return IndexedDataset(dataset_path, mmap=False)
+        storage = ObjectStorageConfig(config.object_storage_cache_path, bin_chunk_nbytes=S3_CHUNK)
+        return IndexedDataset(dataset_path, mmap=False, object_storage_config=storage)
 
 
 def dataset_provider(
@@ -35,18 +52,14 @@ def dataset_provider(
     """Megatron's train_valid_test_datasets_provider for `data`.
 
     data: its paths are real paths (or s3://), readable by this process. cache: a folder for the
-    sample indices, on a file system that all nodes share, because rank 0 alone writes them.
-    library_text: where that dataset is, for its kind (`library_text.build`).
-    The sequence length, seed and vocabulary are Megatron's arguments.
+    sample indices, the nodes' own or shared. library_text: where that dataset is, for its kind
+    (`library_text.build`). The sequence length, seed and vocabulary are Megatron's arguments.
     """
 
     def provide(num_samples: Sequence[int], vp_stage: int | None = None) -> Datasets:
-        config = dataset_config(data, cache, library_text, get_args())
+        config = dataset_config(data, library_text, get_args(), get_tokenizer())
         return build(
-            data,
-            config,
-            num_samples,
-            partial(is_dataset_built_on_rank, vp_stage=vp_stage),
+            config, cache, num_samples, partial(is_dataset_built_on_rank, vp_stage=vp_stage)
         )
 
     provide.is_distributed = True  # type: ignore[attr-defined]  # every rank calls it
@@ -55,16 +68,14 @@ def dataset_provider(
 
 def is_dataset_built_on_rank(vp_stage: int | None = None) -> bool:
     """Where batches are read: tensor-parallel rank 0 of the first and the last stage."""
-    return (
-        is_first_or_last_pipeline_stage(vp_stage)
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-    )
+    first_of_group: bool = parallel_state.get_tensor_model_parallel_rank() == 0
+    return first_of_group and is_first_or_last_pipeline_stage(vp_stage)
 
 
 def dataset_config(
-    data: DataConfig, cache: Path, library_text: Prefixes | None, args: Any
+    data: DataConfig, library_text: Prefixes | None, args: Any, tokenizer: Any
 ) -> GPTDatasetConfig:
-    """Megatron's configuration of `data`; `args` are Megatron's arguments."""
+    """Megatron's configuration of `data`; `args` and `tokenizer` are Megatron's."""
     sources: dict[str, Any] = {}  # none: Megatron makes mock data
     if data.kind == "library_text":
         if library_text is None:
@@ -77,16 +88,10 @@ def dataset_config(
             sources = {"blend": _blend(shared), "split": data.split}
         else:
             sources["blend_per_split"] = [_blend(datasets) for datasets in separate]
-    names = [*data.paths, *data.train_paths, *data.valid_paths, *data.test_paths]
-    remote = "s3://" in str(names)
     return GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
-        tokenizer=build_tokenizer(args),
-        path_to_cache=str(cache / "indices"),
-        # Object storage has no memory map; its .idx files are copied here.
-        mmap_bin_files=not remote,
-        object_storage_cache_path=str(cache / "s3") if remote else None,
+        tokenizer=tokenizer,
         reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask,
         eod_mask_loss=args.eod_mask_loss,
@@ -97,12 +102,12 @@ def dataset_config(
 
 
 def build(
-    data: DataConfig,
     config: GPTDatasetConfig,
+    cache: Path,
     num_samples: Sequence[int],
     is_built_on_rank: Callable[[], bool],
 ) -> Datasets:
-    """Train, valid and test of at least `num_samples` sequences each."""
+    """Train, valid and test of at least `num_samples` sequences each; every rank calls it."""
     # A split that nothing reads is not built: Megatron would loop forever over an empty one.
     for split, samples in enumerate(num_samples):
         if samples == 0:
@@ -110,8 +115,31 @@ def build(
                 config.split_matrix[split] = None
             else:
                 config.blend_per_split[split] = None
-    kind = MockGPTDataset if data.kind == "mock" else GPTDataset
-    return BlendedMegatronDatasetBuilder(kind, list(num_samples), is_built_on_rank, config).build()
+    prefixes = _prefixes(config)
+    remote = any(prefix.startswith("s3://") for prefix in prefixes)
+    indices = cache / "indices" / _key(config, prefixes, num_samples)
+    config.path_to_cache = str(indices)
+    config.object_storage_cache_path = str(indices) if remote else None
+    config.mmap_bin_files = not remote
+    kind = MockGPTDataset if config.mock else StreamedGPTDataset if remote else GPTDataset
+    builder = partial(BlendedMegatronDatasetBuilder, kind, list(num_samples))
+
+    # Megatron lets global rank 0 alone write the sample indices and fetch .idx files, which only
+    # a file system shared by all nodes makes visible, and two runs that start together, or a run
+    # killed while it writes, leave files that are taken for whole. So one process of each node
+    # prepares them first, as if alone, under a lock; what follows only reads.
+    if _local_rank() == 0:
+        with _locked(indices):
+            if not (indices / "complete").exists():
+                for file in indices.rglob("*.*"):
+                    file.unlink(missing_ok=True)
+                with patch("torch.distributed.is_initialized", return_value=False):
+                    builder(lambda: True, config).build()
+                (indices / "complete").touch()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    datasets: Datasets = builder(is_built_on_rank, config).build()
+    return datasets
 
 
 def _blend(datasets: Weighted) -> Blend | None:
@@ -122,3 +150,37 @@ def _blend(datasets: Weighted) -> Blend | None:
     if len(prefixes) < 2:
         return (prefixes, None) if prefixes else None
     return prefixes, shares(datasets, [inspect(prefix) for prefix in prefixes])
+
+
+def _prefixes(config: GPTDatasetConfig) -> list[str]:
+    blends_ = [config.blend, *(config.blend_per_split or [])]
+    return sorted({prefix for blend in blends_ if blend for prefix in blend[0]})
+
+
+def _key(config: GPTDatasetConfig, prefixes: Sequence[str], num_samples: Sequence[int]) -> str:
+    """Of all that the sample indices depend on; Megatron's own names omit the data's contents."""
+    parts = (
+        config.random_seed,
+        config.sequence_length,
+        config.split_matrix,
+        config.blend,
+        config.blend_per_split,
+        list(num_samples),
+        [fingerprint(prefix) for prefix in prefixes],
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _local_rank() -> int:
+    return int(os.environ["LOCAL_RANK"]) if torch.distributed.is_initialized() else 0
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: safe unless two runs start at once
+        yield

@@ -86,10 +86,12 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         # A sequence's start and end tokens are not ours to add; the document's end is.
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return text
 
 
 class SentencePieceTokenizer:
@@ -126,10 +128,12 @@ class SentencePieceTokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
 
     def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
+        text: str = self._tokenizer.decode(ids)
+        return text
 
 
 def load(choice: TokenizerConfig, end_of_document: str | None = None) -> Tokenizer:
