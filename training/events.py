@@ -1,0 +1,111 @@
+"""What the workers tell whoever watches: `logs/events.jsonl`, one JSON object a line.
+
+Events, by their key "event":
+  phase       text                          what is being done now ("importing Megatron")
+  ready                                     every rank's stop handler is in place: from here on
+                                            SIGTERM means "finish the step and save"; written
+                                            after a barrier. Before it a stop ends all at once.
+  step        a line of metrics.jsonl, train_steps, optionally device ("cpu" or "gpu")
+  validation  step, and validation_loss or test_loss
+  checkpoint  step, path, seconds
+  warning     text
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Event = Mapping[str, Any]
+# Events after which a worker certainly handles SIGTERM.
+READY = frozenset({"ready", "step", "validation", "checkpoint"})
+
+
+class EventLog:
+    """Appends events to a file; several processes may write to one."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One write per line, so that lines of two writers do not mix."""
+        os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+class EventReader:
+    """Reads what has been appended since the last read, from the file's end at construction."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The new whole lines as events; a line that is not an event is passed over."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        events = []
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
+        return events
+
+
+def format_event(event: Event) -> str:
+    """One event as one line of plain text; "" where there is nothing to say to a person."""
+    match event["event"]:
+        case "step":
+            return "  ".join(step_parts(event))
+        case "validation":
+            kind = "validation" if "validation_loss" in event else "test"
+            return f"step {event['step']}: {kind} loss {number(event.get(f'{kind}_loss'))}"
+        case "checkpoint":
+            return f"step {event['step']}: saved {event['path']} in {event['seconds']:.1f} s"
+        case "phase":
+            return str(event["text"])
+        case "warning":
+            return f"warning: {event['text']}"
+    return ""
+
+
+def step_parts(event: Event) -> list[str]:
+    """The parts of a step's line, the most important first; what was not measured is left out."""
+    parts = [f"step {event['step']}/{event['train_steps']}", f"loss {number(event['loss'])}"]
+    if (rate := event.get("tokens_per_s_per_gpu")) is not None:
+        parts.append(throughput(rate, event.get("device", "gpu")))
+    if (step_s := event.get("step_s")) is not None:
+        parts.append(f"{step_s:.3g} s/step")
+    if (mfu := event.get("mfu")) is not None:
+        parts.append(f"MFU {100 * mfu:.1f}%")
+    if (memory := event.get("memory_gib")) is not None:
+        parts.append(f"{memory:.1f} GiB")
+    if (norm := event.get("grad_norm")) is not None:
+        parts.append(f"gradient norm {norm:.3g}")
+    if (rate := event.get("lr")) is not None:
+        parts.append(f"learning rate {rate:.2e}")
+    return parts
+
+
+def throughput(tokens_per_s: float, device: str = "gpu") -> str:
+    """Tokens per second of one GPU, or of one process where there is none."""
+    return f"{tokens_per_s:,.0f} tokens/s/{'GPU' if device == 'gpu' else 'process'}"
+
+
+def number(loss: float | None) -> str:
+    """A loss in nats; JSON's null stands for a value that is not finite."""
+    return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
