@@ -32,7 +32,7 @@ def modules(backend: Backend) -> Modules:
     """Builders for a layer of one's own, which then computes on a CPU ("torch") and in low
     precision on a GPU ("te")."""
     if backend == "torch":
-        return Modules(local_norm, ColumnParallelLinear, RowParallelLinear, DotProductAttention)
+        return Modules(LocalNorm, ColumnParallelLinear, RowParallelLinear, DotProductAttention)
     te = TESpecProvider()
     return Modules(
         te.layer_norm(),
@@ -42,20 +42,26 @@ def modules(backend: Backend) -> Modules:
     )
 
 
-def local_norm(*, config: TransformerConfig, hidden_size: int, eps: float) -> LayerNormInterface:
+class LocalNorm:
     """torch's norm, with sequence parallelism too.
 
     WrappedTorchNorm refuses a config with sequence_parallel, though a norm is computed token by
     token and only its weight gradients need a reduction over the ranks that share a sequence.
     Megatron does this for parameters marked `sequence_parallel` (finalize_model_grads.py).
+
+    A class, like Megatron's norms, because build_module hands a function back uncalled.
     """
-    plain = copy.copy(config)
-    plain.sequence_parallel = False
-    plain.persist_layer_norm = False  # names a fused kernel, which torch's norm is not
-    norm = WrappedTorchNorm(config=plain, hidden_size=hidden_size, eps=eps)
-    for parameter in norm.parameters():
-        parameter.sequence_parallel = config.sequence_parallel
-    return norm
+
+    def __new__(  # type: ignore[misc]
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5
+    ) -> LayerNormInterface:
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        plain.persist_layer_norm = False  # names a fused kernel, which torch's norm is not
+        norm = WrappedTorchNorm(config=plain, hidden_size=hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
 
 
 class LocalHybridStack(HybridStack):
@@ -74,6 +80,6 @@ class LocalHybridStack(HybridStack):
         )
         self.post_layer_norm = post_layer_norm
         if post_process and post_layer_norm:
-            self.final_norm = local_norm(
+            self.final_norm = LocalNorm(
                 config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon
             )

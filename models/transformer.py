@@ -27,7 +27,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
-from models.backends import local_norm
+from models.backends import LocalNorm
 from models.stacks import Backend
 from planning.findings import Finding, MachineError
 from planning.schema import ModelConfig
@@ -50,11 +50,11 @@ def submodules(backend: Backend, model: ModelConfig) -> HybridStackSubmodules:
 
 def attention_layer(model: ModelConfig) -> ModuleSpec:
     """`*`, of Megatron's local modules."""
-    qk_norm = local_norm if model.qk_norm else None
+    qk_norm = LocalNorm if model.qk_norm else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=local_norm,
+            input_layernorm=LocalNorm,
             self_attention=ModuleSpec(
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
@@ -80,7 +80,7 @@ def mlp_layer() -> ModuleSpec:
     return ModuleSpec(
         module=MLPLayer,
         submodules=TransformerLayerSubmodules(
-            pre_mlp_layernorm=local_norm,
+            pre_mlp_layernorm=LocalNorm,
             mlp=partial(
                 MLP.as_mlp_submodule,
                 submodules=MLPSubmodules(
@@ -98,7 +98,7 @@ def moe_layer(model: ModelConfig) -> ModuleSpec:
     return ModuleSpec(
         module=MoETransformerLayer,
         submodules=TransformerLayerSubmodules(
-            pre_mlp_layernorm=local_norm,
+            pre_mlp_layernorm=LocalNorm,
             mlp=get_moe_module_spec(use_te=False, num_experts=model.num_experts or 1),
             mlp_bda=get_bias_dropout_add,
         ),

@@ -149,8 +149,18 @@ def _block(model: ModelConfig, block: str) -> _Layer | None:
                 Finding("formula", "error", setting, message, "round with // or ceil")
             )
         return _Layer(int(value))
-    if model.stack not in KNOWN_STACKS or not set(block) <= _LAYERS.keys():
+    if model.stack not in KNOWN_STACKS:
         return None
+    if unknown := [symbol for symbol in block if symbol not in _LAYERS]:
+        raise ChoiceError(
+            Finding(
+                "pattern",
+                "error",
+                "model.pattern",
+                f"the stack {model.stack} has no layer for {unknown[0]!r}",
+                f"it has {' '.join(_LAYERS)}; for another layer see docs/add_a_model.md",
+            )
+        )
     parts = [_LAYERS[symbol](model) for symbol in block]
     return _Layer(
         sum(part.sharded for part in parts),

@@ -3,6 +3,8 @@
 Both are JSON. In a process of its own, because the CPU stand-in changes torch for good.
 """
 
+# ruff: noqa: E402 - the stand-in comes before Megatron
+
 from __future__ import annotations
 
 import json
@@ -23,16 +25,25 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.hybrid import hybrid_layer_allocation as megatron_pattern
 from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
+from megatron.core.ssm.gated_delta_net import common as gdn_common
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models.build import build
+from models.backends import LocalNorm
+from models.build import build, stack_spec
 from planning.formulas import head_dim
 from planning.parameters import padded_vocab_size
-from planning.pattern import blocks, split_stages
+from planning.pattern import blocks, split_stages, symbols
 from planning.schema import ModelConfig
 
 
@@ -105,6 +116,33 @@ def counts(choices: dict[str, ModelConfig]) -> dict[str, int]:
             name: size(built(choice, config={"perform_initialization": False}))
             for name, choice in choices.items()
         }
+
+
+def gated_delta_net_count(choice: ModelConfig) -> int:
+    """As `counts`. The layer's tensors need no kernel, so they exist without the package too."""
+    gdn_common.HAVE_FLA = True
+    mixer = GatedDeltaNetSubmodules(ColumnParallelLinear, LocalNorm, RowParallelLinear)
+    spec = stack_spec(choice.model_copy(update={"pattern": "*-"}), "torch")
+    spec.submodules.gdn_layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=LocalNorm,
+            self_attention=ModuleSpec(module=GatedDeltaNet, submodules=mixer),
+        ),
+    )
+    config = transformer_config(choice, perform_initialization=False, deterministic_mode=True)
+    pattern = symbols(choice.pattern, choice.num_layers)
+    with world(), torch.device("meta"):
+        return size(
+            HybridModel(
+                config,
+                spec,
+                padded_vocab_size(choice),
+                choice.seq_length,
+                pattern,
+                share_embeddings_and_output_weights=choice.tied_embeddings,
+            )
+        )
 
 
 def rank_counts(choice: ModelConfig, tp: int, pp: int, ep: int, etp: int) -> list[int]:
@@ -307,7 +345,8 @@ def main() -> None:
     models.__path__.append(job["stacks"])  # models/ of a person who adds one
     choices = {name: ModelConfig(**fields) for name, fields in job["models"].items()}
     figures = {
-        "counts": counts({name: choices[name] for name in job["counts"]}),
+        "counts": counts({name: choices[name] for name in job["counts"]})
+        | {name: gated_delta_net_count(choices[name]) for name in job["gated_delta_nets"]},
         "ranks": {
             case: rank_counts(choices[name], *layout)
             for case, (name, *layout) in job["ranks"].items()
