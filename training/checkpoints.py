@@ -106,7 +106,7 @@ def inspect(path: Path) -> CheckpointState:
         is_torch_dist = any(index.fqn.startswith("common_state/") for index in stored)
     except OSError as error:
         return broken(f".metadata cannot be read: {error.strerror}")
-    except Exception:  # noqa: BLE001 a cut pickle raises nearly anything
+    except Exception:  # a cut pickle raises nearly anything
         return broken(".metadata is cut short or damaged")
     kind = "torch_dist" if is_torch_dist else "dcp"
     size = sum(ends.values())
