@@ -83,16 +83,14 @@ def evaluate(formula: str, values: Mapping[str, Fraction], setting: str) -> Frac
                     raise error(f"{ast.unparse(right)} is zero", "divide by something else")
                 return Fraction(_OPERATORS[type(op)](*operands))
             case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if (
-                name in _FUNCTIONS and (name != "ceil" or len(args) == 1)
+                name in _FUNCTIONS and (len(args) == 1) == (name == "ceil")
             ):
                 numbers = [value(argument) for argument in args]
-                return Fraction(
-                    _FUNCTIONS[name](numbers) if name != "ceil" else math.ceil(numbers[0])
-                )
+                return Fraction(_FUNCTIONS[name](*numbers))
         raise error(f"{ast.unparse(node)} is not arithmetic", f"write it with {_GRAMMAR}")
 
     try:
-        tree = ast.parse(formula.strip(), mode="eval")
+        tree = ast.parse(" ".join(formula.split()), mode="eval")
     except SyntaxError as fault:
         raise error(f"not an expression ({fault.msg})", f"write it with {_GRAMMAR}") from None
     result = value(tree.body)
