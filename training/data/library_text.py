@@ -14,13 +14,14 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from planning.findings import ChoiceError, Finding, MachineError
-from training.data.indexed import inspect, write_sidecar
+from training.data.indexed import inspect
 from training.data.tokenizers import ByteTokenizer
-from training.data.writer import builder_classes
+from training.data.writer import Writer
 
 FORMAT = 1  # raised when the same sources would give other tokens or another split
 SPLITS = ("train", "valid", "test")
@@ -137,28 +138,14 @@ def _complete(folder: Path) -> Prefixes | None:
 
 
 def _write(folder: Path, documents: list[tuple[str, bytes]], progress: Progress | None) -> None:
-    import numpy
-
-    builder_class, dtypes = builder_classes()
-    import torch
-
     tokenizer = ByteTokenizer()
-    dtype = dtypes.optimal_dtype(tokenizer.vocab_size)
-    builders = {split: builder_class(str(folder / f"{split}.bin"), dtype=dtype) for split in SPLITS}
-    counts = {split: [0, 0] for split in SPLITS}  # documents, tokens
+    writers = {split: Writer(str(folder / split), tokenizer) for split in SPLITS}
     for done, (name, content) in enumerate(documents, start=1):
-        tokens = numpy.empty(len(content) + 1, dtype=numpy.int32)
-        tokens[:-1] = numpy.frombuffer(content, dtype=numpy.uint8)
-        tokens[-1] = tokenizer.end_of_document
-        split = split_of(name)
-        builders[split].add_document(torch.from_numpy(tokens), [tokens.size])
-        counts[split][0] += 1
-        counts[split][1] += tokens.size
+        writers[split_of(name)].add(content.decode("utf-8"))
         if progress:
             progress(done, len(documents))
-    for split, builder in builders.items():
-        builder.finalize(str(folder / f"{split}.idx"))
-        write_sidecar(str(folder / split), tokenizer, *counts[split])
+    for writer in writers.values():
+        writer.close()
 
 
 def _publish(temporary: Path, folder: Path) -> Prefixes:
@@ -171,10 +158,8 @@ def _publish(temporary: Path, folder: Path) -> Prefixes:
                 return found
             # Not one of ours, which appear whole: damaged since. Move it out of the way.
             broken = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            try:
+            with suppress(FileNotFoundError):  # another process did
                 folder.rename(broken)
-            except FileNotFoundError:
-                pass  # another process did
             shutil.rmtree(broken, ignore_errors=True)
         else:
             return _prefixes(folder)

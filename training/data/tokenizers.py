@@ -68,8 +68,10 @@ class HuggingFaceTokenizer:
         # len() counts added tokens too; vocab_size does not.
         self.vocab_size = len(self._tokenizer)
         self.end_of_document = self._end_of_document(end_of_document)
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        state = backend.to_str() if backend else repr(sorted(self._tokenizer.get_vocab().items()))
+        self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        state = (
+            self._fast.to_str() if self._fast else repr(sorted(self._tokenizer.get_vocab().items()))
+        )
         self.fingerprint = hashlib.sha256(state.encode()).hexdigest()[:16]
 
     def _end_of_document(self, token: str | None) -> int:
@@ -86,7 +88,11 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         # A sequence's start and end tokens are not ours to add; the document's end is.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = (
+            self._fast.encode(text, add_special_tokens=False).ids
+            if self._fast
+            else self._tokenizer.encode(text, add_special_tokens=False)
+        )
         return ids
 
     def decode(self, ids: list[int]) -> str:

@@ -1,10 +1,13 @@
-"""Megatron's writer of .bin/.idx, behind its import."""
+"""Writing of prepared token files, by Megatron's own IndexedDatasetBuilder."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from typing import Any
+
+from training.data.indexed import write_sidecar
+from training.data.tokenizers import Tokenizer
 
 
 def builder_classes() -> tuple[Any, Any]:
@@ -20,4 +23,39 @@ def builder_classes() -> tuple[Any, Any]:
             from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
     finally:
         logging.disable(logging.NOTSET)
+    warnings.filterwarnings("ignore", "Could not determine rank", module="megatron")
     return IndexedDatasetBuilder, DType
+
+
+class Writer:
+    """Writes `prefix`.bin document by document; `close` adds .idx and the .json beside them."""
+
+    def __init__(self, prefix: str, tokenizer: Tokenizer) -> None:
+        builder, dtypes = builder_classes()
+        # uint16 below 65500 ids, else int32.
+        dtype = dtypes.optimal_dtype(tokenizer.vocab_size)
+        self._builder = builder(f"{prefix}.bin", dtype=dtype)
+        self._prefix, self._tokenizer = prefix, tokenizer
+        self.documents = 0
+        self.tokens = 0
+
+    def add(self, text: str) -> bool:
+        """Add a document and its end; False if the text has no tokens."""
+        ids = self._tokenizer.encode(text)
+        if not ids:
+            return False
+        ids.append(self._tokenizer.end_of_document)
+        self._builder.add_document(ids, [len(ids)])
+        self.documents += 1
+        self.tokens += len(ids)
+        return True
+
+    def add_prefix(self, prefix: str, documents: int, tokens: int) -> None:
+        """Append all of another dataset, which holds `documents` and `tokens`."""
+        self._builder.add_index(prefix)
+        self.documents += documents
+        self.tokens += tokens
+
+    def close(self) -> None:
+        self._builder.finalize(f"{self._prefix}.idx")
+        write_sidecar(self._prefix, self._tokenizer, self.documents, self.tokens)
