@@ -14,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import platform
 import resource
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -43,9 +46,7 @@ def install() -> None:
         return
     early = [name for name in ("megatron.core", *_BLOCKED) if sys.modules.get(name)]
     if early:
-        raise RuntimeError(
-            f"cpu_standin.install() must come before the import of {early[0]}"
-        )
+        raise RuntimeError(f"cpu_standin.install() must come before the import of {early[0]}")
     _installed = True
     _block_gpu_packages()
     _skip_compilation()
@@ -55,6 +56,8 @@ def install() -> None:
     _answer_random()
     _answer_availability()
     _answer_meshes()
+    _answer_reductions()
+    _emulate_half_gemms()
     _fix_megatron()
 
 
@@ -325,14 +328,129 @@ def _answer_meshes() -> None:
     mesh.from_group = staticmethod(mesh_from_group)
 
 
+class _PremulSum:
+    """NCCL's sum of the ranks' tensors, each multiplied by `factor`."""
+
+    def __init__(self, factor: float | torch.Tensor) -> None:
+        self.factor = factor
+
+
+def _answer_reductions() -> None:
+    """Gloo has neither AVG (transformer/moe/moe_logging.py:284, finalize_model_grads.py:405) nor
+    PREMUL_SUM (distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:4748): scale, then sum.
+    """
+    distributed: Any = torch.distributed
+    distributed._make_nccl_premul_sum = _PremulSum
+    reduce_scatter_tensor, all_reduce = distributed.reduce_scatter_tensor, distributed.all_reduce
+    plain_sum, average = distributed.ReduceOp.SUM, distributed.ReduceOp.AVG
+
+    def factor_of(op: Any, group: Any) -> float | torch.Tensor | None:
+        if isinstance(op, _PremulSum):
+            return op.factor
+        return 1 / distributed.get_world_size(group) if op == average else None
+
+    def scaled_all_reduce(
+        tensor: torch.Tensor, op: Any = plain_sum, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if (factor := factor_of(op, group)) is not None:
+            tensor.detach().mul_(factor)
+            op = plain_sum
+        return all_reduce(tensor, op, group, async_op)
+
+    def scaled_reduce_scatter(
+        output: torch.Tensor,
+        input: torch.Tensor,  # torch's name
+        op: Any = plain_sum,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        if (factor := factor_of(op, group)) is not None:
+            input, op = input.detach() * factor, plain_sum
+        return reduce_scatter_tensor(output, input, op, group, async_op)
+
+    distributed.all_reduce = scaled_all_reduce
+    distributed.reduce_scatter_tensor = scaled_reduce_scatter
+
+
+# --- products of half-precision matrices ------------------------------------------------------
+
+HALF_GEMM = "SLIPWAY_HALF_GEMM"  # "emulate" or "native" instead of what the CPU is
+_GEMMS = ("mm", "bmm", "addmm", "baddbmm")  # linear, matmul, einsum and their gradients end here
+_gemm_kernels: list[torch.library.Library] = []  # a registration lives as long as its library
+
+
+def emulates_half_gemms(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether products of `dtype` matrices are computed in FP32 and rounded here, because this CPU
+    has no instructions for them.
+
+    GFLOP/s of 512 x 512 x 512 on one core of a Xeon with AMX, oneDNN held to each instruction set:
+    FP32 125; BF16 330 to 900 with AMX, 76 with AVX512-BF16, 27 with AVX-512 alone, 2 with AVX2;
+    FP16 115 with AVX512-FP16, else 2. FP32 with its rounding 110.
+    """
+    if (choice := os.environ.get(HALF_GEMM)) is not None:
+        if choice not in ("emulate", "native"):
+            raise ValueError(f"{HALF_GEMM}={choice}: take 'emulate' or 'native'")
+        return choice == "emulate"
+    mkldnn: Any = torch.ops.mkldnn
+    if dtype == torch.float16:
+        return not mkldnn._is_mkldnn_fp16_supported()
+    # oneDNN says yes for AVX-512 alone, so ask for the instructions as well. torch.cpu knows those
+    # of x86 only, and every x86 CPU with AMX has them; on ARM the first answer is about them.
+    arm = platform.machine() in ("aarch64", "arm64")
+    return not (
+        mkldnn._is_mkldnn_bf16_supported() and (arm or torch.cpu._is_avx512_bf16_supported())
+    )
+
+
+def _emulate_half_gemms() -> None:
+    """Below autograd, so that gradients are computed in the same way."""
+    dtypes = {d for d in (torch.bfloat16, torch.float16) if emulates_half_gemms(d)}
+    if not dtypes:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced
+        for name in _GEMMS:
+            library.impl(name, _emulated(name, dtypes), "CPU", with_keyset=True)
+            library.impl(f"{name}.out", _emulated_out(name, dtypes), "CPU", with_keyset=True)
+    _gemm_kernels.append(library)
+
+
+def _widened(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.float() if isinstance(x, torch.Tensor) else x for x in arguments)
+
+
+def _emulated(name: str, dtypes: set[torch.dtype]) -> Callable[..., torch.Tensor]:
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+    def gemm(keys: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if (dtype := args[0].dtype) not in dtypes:
+            return kernel.call_boxed(keys, *args, **kwargs)
+        return kernel.call_boxed(keys, *_widened(args), **kwargs).to(dtype)
+
+    return gemm
+
+
+def _emulated_out(name: str, dtypes: set[torch.dtype]) -> Callable[..., torch.Tensor]:
+    kernel = torch.library.get_kernel(f"aten::{name}.out", "CPU")
+    functional = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+    def gemm_out(keys: Any, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if args[0].dtype not in dtypes:
+            return kernel.call_boxed(keys, *args, out=out, **kwargs)
+        result = functional.call_boxed(keys, *_widened(args), **kwargs)
+        return out.resize_(result.shape).copy_(result)
+
+    return gemm_out
+
+
 # --- Megatron ---------------------------------------------------------------------------------
 
 
 def _fix_megatron() -> None:
     from megatron.training import initialize
 
-    megatron_fixes.skip_helper_compilation()
-    megatron_fixes.fix_torch_adam_state()
+    megatron_fixes.apply()
     # initialize.py:491 runs the compiled fusions once. Nothing is compiled here, and its random
     # inputs, as many as the layout's slices hold, would make the weights depend on the layout.
     initialize._warmup_jit_function = _constant()

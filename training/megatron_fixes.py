@@ -6,9 +6,17 @@ of Megatron import it, so call them after the process environment is set.
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import torch
+
+
+def apply() -> None:
+    """All of them."""
+    skip_helper_compilation()
+    fix_torch_adam_state()
+    keep_write_results_in_process()
 
 
 def skip_helper_compilation() -> None:
@@ -55,9 +63,7 @@ def fix_torch_adam_state() -> None:
             _allocate_adam_state(self.optimizer)
         return build(self, model_state, is_loading, *args, **kwargs)
 
-    def set_main_param_and_states(
-        self: Any, param: Any, tensors: dict[str, Any]
-    ) -> None:
+    def set_main_param_and_states(self: Any, param: Any, tensors: dict[str, Any]) -> None:
         # :1223 looks for every tensor of the state in the checkpoint, which keeps `step` apart.
         fill(self, param, {"step": None, **tensors})
 
@@ -78,3 +84,17 @@ def _allocate_adam_state(optimizer: torch.optim.Optimizer) -> None:
                     exp_avg=torch.zeros_like(param),
                     exp_avg_sq=torch.zeros_like(param),
                 )
+
+
+def keep_write_results_in_process() -> None:
+    """Save checkpoints without a helper process, for a run that saves synchronously.
+
+    dist_checkpointing/strategies/filesystem_async.py:64 starts a multiprocessing manager for the
+    results that an asynchronous writer sends back. A synchronous save needs none: the manager costs
+    the first save an import of torch and outlives a run that is killed. With --async-save the
+    results would not arrive.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    results: queue.Queue[Any] = queue.Queue()
+    filesystem_async.get_write_results_queue = lambda mp_mode="spawn": results
