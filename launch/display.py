@@ -170,7 +170,8 @@ def summary(
     """
     status = result.get("status", "failed")
     took = f" in {_duration(result['seconds'])}" if result.get("seconds") is not None else ""
-    rows = [(status, f"{result.get('steps', 0):,} steps{took}")]
+    steps = "before the first step" if result.get("steps") is None else f"{result['steps']:,} steps"
+    rows = [(status, steps + took)]
     for key, label in (
         ("final_loss", "training loss"),
         ("validation_loss", "validation loss"),

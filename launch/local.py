@@ -82,7 +82,7 @@ def run(
     """
     check_port(port)
     begin(run_dir)
-    events = EventReader(run_dir / "logs" / "events.jsonl")
+    told = _Told(run_dir / "logs" / "events.jsonl", display)
     log_path = run_dir / "logs" / "torchrun.log"
     log_start = log_path.stat().st_size if log_path.exists() else 0
     display.phase(f"starting {processes} process{'es' if processes > 1 else ''}")
@@ -95,9 +95,8 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal reaches the launcher only
         )
-        ended_by_itself = _watch(torchrun, events, stop, display)
-    for event in events.read():
-        display.event(event)
+        ended_by_itself = _watch(torchrun, told, stop, display)
+    told.show_new()
     display.close()
     if ended_by_itself:
         with open(log_path, "rb") as file:
@@ -106,7 +105,7 @@ def run(
         outcome = _judge(run_dir, torchrun.returncode, torchrun_log)
     else:
         outcome = Outcome("stopped", STOPPED, "stopped at once, without saving", {})
-    return _with_result(outcome, run_dir)
+    return _with_result(outcome, run_dir, told.progress)
 
 
 def check_port(port: int) -> None:
@@ -186,16 +185,32 @@ class _StopRequests:
         self._last = now
 
 
+class _Told:
+    """What the workers have told so far, each event shown as it comes."""
+
+    def __init__(self, path: Path, display: Display) -> None:
+        self._reader, self._display = EventReader(path), display
+        self.ready = False  # the workers handle SIGTERM
+        self.progress: dict[str, Any] = {}  # in the words of result.json
+
+    def show_new(self) -> None:
+        for event in self._reader.read():
+            self.ready |= event["event"] in READY
+            if event["event"] == "step":
+                self.progress |= {"steps": event["step"], "final_loss": event["loss"]}
+            elif event["event"] == "checkpoint":
+                self.progress["checkpoint"] = event["path"]
+            self._display.event(event)
+
+
 def _watch(
-    torchrun: subprocess.Popen[bytes], events: EventReader, stop: _StopRequests, display: Display
+    torchrun: subprocess.Popen[bytes], told: _Told, stop: _StopRequests, display: Display
 ) -> bool:
     """Show events and pass on stop requests until torchrun ends; False if it is to be killed."""
-    ready = asked = False
+    asked = False
     while torchrun.poll() is None:
-        for event in events.read():
-            ready |= event["event"] in READY
-            display.event(event)
-        if stop.count > 1 or (stop.count and not ready):
+        told.show_new()
+        if stop.count > 1 or (stop.count and not told.ready):
             display.message("stopping at once")
             return False
         if stop.count and not asked:
@@ -289,11 +304,12 @@ def _killed(rank: int, number: int) -> str:
     return f"rank {rank} was killed by signal {number}" + (f": {cause}" if cause else "")
 
 
-def _with_result(outcome: Outcome, run_dir: Path) -> Outcome:
+def _with_result(outcome: Outcome, run_dir: Path, progress: Mapping[str, Any]) -> Outcome:
     """The outcome, with a result.json that agrees where the workers wrote none."""
     if outcome.result.get("status") == outcome.status:
         return outcome
-    result = {**outcome.result, "status": outcome.status, "message": outcome.message}
+    end = {"status": outcome.status, "message": outcome.message}
+    result = {**progress, **outcome.result, **end}
     (run_dir / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return Outcome(outcome.status, outcome.exit_status, outcome.message, result)
 

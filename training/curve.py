@@ -31,7 +31,8 @@ class Series:
 def read(path: Path) -> Series:
     """Read metrics.jsonl. Where a resumed run repeats steps, the later lines are taken.
 
-    A line may say {"resumed_from": step}; a step that does not follow the last one says so too.
+    A line {"step": N, "resumed": true} says that training went on after N; a step that is not
+    beyond the last one says so too.
     Lines that are cut or no JSON are passed over. Raises OSError.
     """
     steps: dict[int, dict[str, float]] = {}
@@ -41,10 +42,8 @@ def read(path: Path) -> Series:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-            if "resumed_from" in record:
-                step, is_start = int(record["resumed_from"]) + 1, True
-            else:
-                step, is_start = int(record["step"]), "loss" in record and record["step"] <= last
+            step = int(record["step"]) + bool(record.get("resumed"))
+            is_start = "resumed" in record or ("loss" in record and step <= last)
         except (ValueError, KeyError, TypeError):
             continue
         if is_start and last:
@@ -210,7 +209,7 @@ def smoothed(values: Array) -> Array:
 
 
 def limits(loss: Array, validation: list[float]) -> tuple[float, float]:
-    """The loss axis' range: all but the first tenth, and above it at most 1.5 times as much.
+    """The loss axis' range: all but the first tenth, and above it at most twice as much.
 
     So the end of a long run, between 2.8 and 2.6, can be read although it began at 11.
     """
@@ -219,7 +218,7 @@ def limits(loss: Array, validation: list[float]) -> tuple[float, float]:
     low, high = float(tail.min()), float(np.percentile(tail, 99.5))
     start = float(finite[: max(len(finite) // 10, 1)].max())
     span = max(high - low, 0.02 * abs(high), 1e-6)
-    return low - 0.06 * span, min(max(start, high), high + 1.5 * span) + 0.06 * span
+    return low - 0.06 * span, min(max(start, high), high + 2 * span) + 0.06 * span
 
 
 def short(value: float) -> str:
