@@ -214,8 +214,10 @@ def limits(loss: Array, validation: list[float]) -> tuple[float, float]:
     So the end of a long run, between 2.8 and 2.6, can be read although it began at 11.
     """
     finite = loss[np.isfinite(loss)]
-    tail = np.concatenate([finite[len(finite) // 10 :], validation])
-    low, high = float(tail.min()), float(np.percentile(tail, 99.5))
+    tail = finite[len(finite) // 10 :]
+    points = validation[len(validation) // 10 :]
+    low = min([float(tail.min()), *points])
+    high = max([float(np.percentile(tail, 99.5)), *points])
     start = float(finite[: max(len(finite) // 10, 1)].max())
     span = max(high - low, 0.02 * abs(high), 1e-6)
     return low - 0.06 * span, min(max(start, high), high + 2 * span) + 0.06 * span
