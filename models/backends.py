@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
+import torch
 from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.torch_norm import (
-    LayerNormBuilder,
-    LayerNormInterface,
-    WrappedTorchNorm,
-)
+from megatron.core.transformer.torch_norm import LayerNormBuilder
 
 from models.stacks import Backend
 
@@ -42,26 +38,36 @@ def modules(backend: Backend) -> Modules:
     )
 
 
-class LocalNorm:
-    """torch's norm, with sequence parallelism too.
+class InputNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm before a linear layer, which Transformer Engine computes in one module.
 
-    WrappedTorchNorm refuses a config with sequence_parallel, though a norm is computed token by
-    token and only its weight gradients need a reduction over the ranks that share a sequence.
-    Megatron does this for parameters marked `sequence_parallel` (finalize_model_grads.py).
-
-    A class, like Megatron's norms, because build_module hands a function back uncalled.
+    Megatron's WrappedTorchNorm refuses sequence parallelism, though a norm is computed token by
+    token: only its weight gradients need a sum over the ranks that share a sequence, and Megatron
+    takes that of parameters marked `sequence_parallel` (finalize_model_grads.py).
     """
 
-    def __new__(  # type: ignore[misc]
-        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5
-    ) -> LayerNormInterface:
-        plain = copy.copy(config)
-        plain.sequence_parallel = False
-        plain.persist_layer_norm = False  # names a fused kernel, which torch's norm is not
-        norm = WrappedTorchNorm(config=plain, hidden_size=hidden_size, eps=eps)
-        for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-        return norm
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
+            raise ValueError("without Transformer Engine the only norm is RMSNorm, gamma around 1")
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class LocalNorm(InputNorm):
+    """The same on its own: Transformer Engine's keeps an extra state in checkpoints, so this has
+    an empty one under that name, as Megatron's local linear layers do (tensor_parallel/layers.py).
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(config, hidden_size, eps)
+        self._register_load_state_dict_pre_hook(
+            lambda state, prefix, *_: state.setdefault(f"{prefix}_extra_state")
+        )
+
+    def get_extra_state(self) -> None:
+        return None
+
+    def set_extra_state(self, state: object) -> None: ...
 
 
 class LocalHybridStack(HybridStack):

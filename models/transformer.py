@@ -8,6 +8,8 @@ modules compute it.
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
@@ -27,7 +29,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
-from models.backends import LocalNorm
+from models.backends import InputNorm, LocalNorm
 from models.stacks import Backend
 from planning.findings import Finding, MachineError
 from planning.schema import ModelConfig
@@ -35,8 +37,8 @@ from planning.schema import ModelConfig
 
 def submodules(backend: Backend, model: ModelConfig) -> HybridStackSubmodules:
     """The layers. Raises MachineError: `G` where flash-linear-attention cannot run."""
-    if "G" in model.pattern and (backend == "torch" or not HAVE_FLA):
-        raise _no_gated_delta_net(backend)
+    if "G" in model.pattern:
+        _check_gated_delta_net(backend)
     if backend == "te":
         # Megatron's own. QK norm needs no word here: without one in the spec, SelfAttention takes
         # TENorm where config.qk_layernorm is set.
@@ -54,7 +56,7 @@ def attention_layer(model: ModelConfig) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=LocalNorm,
+            input_layernorm=InputNorm,
             self_attention=ModuleSpec(
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
@@ -80,7 +82,7 @@ def mlp_layer() -> ModuleSpec:
     return ModuleSpec(
         module=MLPLayer,
         submodules=TransformerLayerSubmodules(
-            pre_mlp_layernorm=LocalNorm,
+            pre_mlp_layernorm=InputNorm,
             mlp=partial(
                 MLP.as_mlp_submodule,
                 submodules=MLPSubmodules(
@@ -105,25 +107,32 @@ def moe_layer(model: ModelConfig) -> ModuleSpec:
     )
 
 
-def _no_gated_delta_net(backend: Backend) -> MachineError:
-    reason, fix = (
-        (
-            "its kernels (flash-linear-attention) need a GPU and Transformer Engine",
-            "run it on a GPU machine; launch=plan works here",
-        )
-        if backend == "torch"
-        else (
-            "flash-linear-attention is not installed",
-            "install the extra `hybrid`: pip install -e '.[hybrid]'",
-        )
-    )
-    return MachineError(
+def _check_gated_delta_net(backend: Backend) -> None:
+    """Raises MachineError where its kernels (flash-linear-attention, GPU only) cannot run."""
+    if backend == "torch":
+        reason, fix = "its kernels need a GPU and Transformer Engine", "launch=plan works here"
+    elif not HAVE_FLA:
+        reason, fix = "flash-linear-attention is not installed", "pip install -e '.[hybrid]'"
+    elif _wrong_on_hopper():
+        reason = f"Triton {version('triton')} computes its gradients wrongly on Hopper GPUs"
+        fix = "pip install tilelang, whose kernel flash-linear-attention then takes"
+    else:
+        return
+    raise MachineError(
         Finding(
             "gated-delta-net",
             "error",
             "model.pattern",
             f"the gated delta net (G) cannot run here: {reason}",
             fix,
-            "megatron/core/ssm/gated_delta_net/common.py",
+            "megatron/core/ssm/gated_delta_net/common.py; fla/ops/common/chunk_o.py",
         )
     )
+
+
+def _wrong_on_hopper() -> bool:
+    """flash-linear-attention 0.6 raises in the first backward pass then: say so before it."""
+    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
+
+    broken = IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1
+    return bool(broken) and find_spec("tilelang") is None

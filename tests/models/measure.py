@@ -277,7 +277,7 @@ def transformers_state(m: ModelConfig, ours: dict[str, torch.Tensor]) -> dict[st
 def checkpoint_keys(m: ModelConfig) -> list[str]:
     with world():
         state = built(m).sharded_state_dict()
-    return sorted(value.key for name, value in state.items() if not name.endswith("_extra_state"))
+    return sorted(value.key for value in state.values())
 
 
 def sequence_parallel_marks(m: ModelConfig) -> dict[str, bool]:

@@ -168,22 +168,30 @@ def test_logits_are_those_of_transformers(built: dict[str, Any], name: str) -> N
 
 
 def test_a_checkpoint_has_transformer_engines_names(built: dict[str, Any]) -> None:
-    """So that one saved on a CPU can be read on a GPU: there the norms are parts of the linears."""
+    """So that one saved on a CPU can be read on a GPU: there a norm is part of the linear layer
+    after it, and linear layers and other norms have an extra state."""
+    layers = [
+        [
+            "self_attention.linear_proj._extra_state",
+            "self_attention.linear_proj.weight",
+            "self_attention.linear_qkv._extra_state",
+            "self_attention.linear_qkv.layer_norm_weight",
+            "self_attention.linear_qkv.weight",
+        ],
+        [
+            "mlp.linear_fc1._extra_state",
+            "mlp.linear_fc1.layer_norm_weight",
+            "mlp.linear_fc1.weight",
+            "mlp.linear_fc2._extra_state",
+            "mlp.linear_fc2.weight",
+        ],
+    ]
     assert built["keys"] == [
+        "decoder.final_norm._extra_state",
         "decoder.final_norm.weight",
-        "decoder.layers.0.self_attention.linear_proj.weight",
-        "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
-        "decoder.layers.0.self_attention.linear_qkv.weight",
-        "decoder.layers.1.mlp.linear_fc1.layer_norm_weight",
-        "decoder.layers.1.mlp.linear_fc1.weight",
-        "decoder.layers.1.mlp.linear_fc2.weight",
-        "decoder.layers.2.self_attention.linear_proj.weight",
-        "decoder.layers.2.self_attention.linear_qkv.layer_norm_weight",
-        "decoder.layers.2.self_attention.linear_qkv.weight",
-        "decoder.layers.3.mlp.linear_fc1.layer_norm_weight",
-        "decoder.layers.3.mlp.linear_fc1.weight",
-        "decoder.layers.3.mlp.linear_fc2.weight",
+        *(f"decoder.layers.{i}.{name}" for i in range(4) for name in layers[i % 2]),
         "embedding.word_embeddings.weight",
+        "output_layer._extra_state",
     ]
 
 
