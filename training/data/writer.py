@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from typing import Any
@@ -52,7 +53,11 @@ class Writer:
 
     def add_prefix(self, prefix: str, documents: int, tokens: int) -> None:
         """Append all of another dataset, which holds `documents` and `tokens`."""
+        # add_index collects garbage each time: 0.4 s with Megatron's modules loaded, unless all
+        # that lives now is exempted.
+        gc.freeze()
         self._builder.add_index(prefix)
+        gc.unfreeze()
         self.documents += documents
         self.tokens += tokens
 
