@@ -13,6 +13,7 @@ from pathlib import Path
 
 from planning.findings import Finding, MachineError
 from training.checkpoints import (
+    TRACKER,
     CheckpointState,
     Newest,
     checkpoints,
@@ -66,23 +67,27 @@ def default_run_dir(model_name: str, root: Path = Path("runs")) -> Path:
                 count += 1
 
 
-def has_run(run_dir: Path) -> bool:
-    """Has a run been started in this folder?"""
-    return (run_dir / "plan.yaml").exists()
+def has_run(run_dir: Path, checkpoint_folder: Path | None = None) -> bool:
+    """Has a run been started in this folder, or saved to `checkpoint_folder`?"""
+    saved = checkpoint_folder is not None and any(checkpoint_folder.glob("iter_*"))
+    return saved or (run_dir / "plan.yaml").exists()
 
 
 def set_aside(run_dir: Path, checkpoint_folder: Path | None = None) -> Path | None:
     """Move an earlier run to run_dir/previous-<time>/, for a new start there; None if no run.
 
     `checkpoint_folder`, where it lies elsewhere, gets its own previous-<time>/: older
-    checkpoints of higher steps would be taken for the new run's newest.
+    checkpoints of higher steps would be taken for the new run's newest. It is returned where
+    run_dir itself held nothing.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     moved = _move_into(run_dir / f"previous-{stamp}", [run_dir / name for name in CONTENTS])
     inside = run_dir / "checkpoints"
     if checkpoint_folder and checkpoint_folder.resolve() != inside.resolve():
-        found = [*checkpoint_folder.glob("iter_*"), *checkpoint_folder.glob("latest_*.txt")]
-        _move_into(checkpoint_folder / f"previous-{stamp}", found)
+        found = [*checkpoint_folder.glob("iter_*")]
+        found += [checkpoint_folder / name for name in (TRACKER, "plan.yaml")]
+        moved_too = _move_into(checkpoint_folder / f"previous-{stamp}", found)
+        return moved or moved_too
     return moved
 
 

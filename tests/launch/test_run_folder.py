@@ -46,6 +46,18 @@ def test_an_earlier_run_is_moved_aside_whole_and_nothing_else(tmp_path: Path) ->
     assert run_folder.set_aside(run_dir) is None
 
 
+def test_checkpoints_elsewhere_are_an_earlier_run_too(tmp_path: Path) -> None:
+    run_dir, elsewhere = tmp_path / "new", tmp_path / "elsewhere"
+    (elsewhere / "iter_0000900").mkdir(parents=True)
+    (elsewhere / "plan.yaml").write_text("old")
+    assert not run_folder.has_run(run_dir)
+    assert run_folder.has_run(run_dir, elsewhere)
+    moved = run_folder.set_aside(run_dir, elsewhere)
+    assert moved is not None
+    assert sorted(path.name for path in moved.iterdir()) == ["iter_0000900", "plan.yaml"]
+    assert not run_folder.has_run(run_dir, elsewhere)
+
+
 def test_a_new_start_does_not_see_the_outcome_of_the_last(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "result.json").write_text('{"status": "done"}')
