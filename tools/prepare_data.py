@@ -304,15 +304,22 @@ def _prepare(
         if earlier["shards"] == this:
             return str(earlier["summary"])
     _refuse_existing(prefix)
+    for leftover in work.glob("*-*.*.*"):  # of processes that were killed: shard.pid.suffix
+        leftover.unlink()
 
     reports = {shard.prefix: finished(shard, reading) for shard in shards}
     todo = [shard for shard in shards if reports[shard.prefix] is None]
     if kept := len(shards) - len(todo):
         print(f"{kept} of {len(shards)} shards are there from an earlier start", file=sys.stderr)
+    total = sum(shard.size for shard in shards)
+    print(
+        f"tokenizing {total / 1e6:,.1f} MB: {len(todo)} shards, "
+        f"{max(1, min(workers, len(todo)))} at a time",
+        file=sys.stderr,
+    )
     from training.data.writer import builder_classes
 
     builder_classes()  # before the processes start, and outside of what is timed
-    total = sum(shard.size for shard in shards)
     display = Display(total, total - sum(shard.size for shard in todo))
     start = time.monotonic()
     made = 0
@@ -332,6 +339,8 @@ def _prepare(
     ordered = [report for shard in shards if (report := reports[shard.prefix])]
     if not any(report.documents for report in ordered):
         raise _error("inputs", "no document holds text", "name files that hold text")
+    if total > 2**30:
+        print(f"joining {len(shards)} shards", file=sys.stderr)
     join(work, shards, ordered, reading)
     summary = _summary(prefix, ordered, files, made, elapsed, reading)
     beside = work / f"{MOVING}.new"
@@ -396,7 +405,7 @@ def _summary(
     tokenizer = reading.tokenizer
     lines = [
         f"{prefix}.bin, .idx and .json: {total['documents']:,} documents, "
-        f"{total['tokens']:,} tokens from {files:,} file{"s" if files > 1 else ""}",
+        f"{total['tokens']:,} tokens from {files:,} file{'s' if files > 1 else ''}",
         f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids, "
         f"{tokenizer.end_of_document} ends a document",
     ]

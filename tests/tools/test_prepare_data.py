@@ -232,6 +232,17 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{tmp_path}/a.txt:2: not UTF-8" in capsys.readouterr().err
 
 
+def test_a_damaged_archive_is_named(
+    texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = gzip.compress("\n".join(texts).encode())
+    (tmp_path / "cut.txt.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "no.txt.gz").write_bytes(b"text")
+    for name in ("cut", "no"):
+        assert run(tmp_path / f"{name}.txt.gz", "--output", tmp_path / "out") == 2
+        assert f"{tmp_path}/{name}.txt.gz: damaged: " in capsys.readouterr().err
+
+
 def test_shards_made_with_skip_bad_are_read_again_without(
     jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +343,7 @@ def test_a_new_process_from_any_folder(tmp_path: Path) -> None:
         [*command, "in.txt", "--output", "out/text"], cwd=tmp_path, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
-    assert made.stderr == ""
+    assert made.stderr == "tokenizing 0.0 MB: 1 shards, 1 at a time\n"  # no library's warnings
     assert "1 documents, 10 tokens" in made.stdout
     assert decoded(tmp_path / "out" / "text") == ["some text"]
 
@@ -408,6 +419,7 @@ def test_stopped_in_the_middle(
         assert not psutil.wait_procs(workers, timeout=5)[1]
         kept = whole_shards(work)
         assert not out.with_suffix(".bin").exists()
+    (work / "000000-0123456789abcdef.1.bin").write_text("half a shard of a killed process")
     capfd.readouterr()
     assert run(jsonl, "--output", out, *SLOW) == 0
     err = capfd.readouterr().err

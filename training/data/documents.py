@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,24 +101,22 @@ def shards(
 
 def read(piece: Piece, text_key: str, unit: str) -> Iterator[str | Bad]:
     """The documents of a piece; empty ones too."""
-    if piece.format == "parquet":
-        yield from _read_parquet(piece, text_key)
-    elif piece.format == "jsonl":
-        for offset, line in _lines(piece):
-            yield _of_json(line, text_key, piece, offset)
-    elif unit == "line":
-        for offset, line in _lines(piece):
-            try:
-                yield line.rstrip(b"\r\n").decode("utf-8")
-            except UnicodeDecodeError as error:
-                yield Bad(_place(piece, offset), f"not UTF-8: {error}")
-    else:
-        with _open(piece.file) as stream:
-            content = stream.read()
-        try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            yield Bad(piece.file, f"not UTF-8: {error}")
+    import pyarrow
+
+    try:
+        if piece.format == "parquet":
+            yield from _read_parquet(piece, text_key)
+        elif piece.format == "text" and unit == "file":
+            with _open(piece.file) as stream:
+                yield _of_bytes(stream.read(), piece.file)
+        else:
+            for offset, line in _lines(piece):
+                if piece.format == "jsonl":
+                    yield _of_json(line, text_key, piece, offset)
+                else:
+                    yield _of_bytes(line.rstrip(b"\r\n"), piece, offset)
+    except (EOFError, zlib.error, gzip.BadGzipFile, pyarrow.ArrowException) as error:
+        yield Bad(piece.file, f"damaged: {error}")
 
 
 def _known(file: Path) -> str | None:
@@ -234,6 +233,14 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
         while (compressed or offset < piece.end) and (line := stream.readline()):
             yield offset, line
             offset += len(line)
+
+
+def _of_bytes(content: bytes, file: str | Piece, offset: int = 0) -> str | Bad:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = file if isinstance(file, str) else _place(file, offset)
+        return Bad(where, f"not UTF-8: {error}")
 
 
 def _of_json(line: bytes, text_key: str, piece: Piece, offset: int) -> str | Bad:
