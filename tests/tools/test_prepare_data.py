@@ -296,7 +296,8 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixt
         assert status == 2, name
         assert words in err, name
         assert "Traceback" not in err, name
-        assert err.count("\n") <= 2, name
+        assert err.count("prepare_data: ") == 1, name
+        assert err[err.index("prepare_data: ") :].count("\n") <= 2, name
         assert not (tmp_path / "out" / "text.bin").exists(), name
 
 
