@@ -6,7 +6,9 @@ of Megatron import it, so call them after the process environment is set.
 
 from __future__ import annotations
 
+import functools
 import queue
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ def apply() -> None:
     """All of them."""
     skip_helper_compilation()
     fix_torch_adam_state()
+    fix_sgd_resume()
+    fix_fsdp2_resume()
     keep_write_results_in_process()
 
 
@@ -34,43 +38,56 @@ def _already_compiled() -> None:
 
 
 def fix_torch_adam_state() -> None:
-    """Let the distributed optimizer save and resume torch's AdamW, which keeps `step` as a tensor
-    per parameter. Transformer Engine's and Apex's FusedAdam keep one number per group, so there
-    is nothing to correct where either is installed."""
-    import megatron.core.optimizer.distrib_optimizer as module
+    """Let runs with torch's AdamW, which keeps `step` as a tensor per parameter, save and resume.
 
-    cls = module.DistributedOptimizer
-    if module.HAVE_APEX_OR_TE or getattr(cls, "_torch_adam_state_fixed", False):
+    Transformer Engine's and Apex's FusedAdam keep one number per group, so there is nothing to
+    correct where either is installed.
+    """
+    from megatron.core.optimizer import distrib_optimizer, optimizer
+
+    distributed = distrib_optimizer.DistributedOptimizer
+    half = optimizer.Float16OptimizerWithFloat16Params
+    if distrib_optimizer.HAVE_APEX_OR_TE or getattr(distributed, "_torch_adam_fixed", False):
         return
-    load, build, fill = (
-        cls.load_state_dict,
-        cls.sharded_state_dict,
-        cls._set_main_param_and_optimizer_states,
-    )
+    distributed._torch_adam_fixed = True
+    set_states = distributed._set_main_param_and_optimizer_states
+    load_distributed, load_half = distributed.load_state_dict, half.load_state_dict
 
-    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-        load(self, state_dict)
-        # :1032 gives all parameters one tensor (:1043 clones); torch then adds 1 to it once per
-        # parameter, and every later update has the wrong bias correction.
+    @torch.no_grad()  # an FP32 shard is a view of a parameter, which :1225 copies to in place
+    def set_main_param_and_states(self: Any, param: Any, tensors: dict[str, Any]) -> None:
+        # :1223 copies every tensor of the state, but the checkpoint's `step` is in its groups: it
+        # is missing here (fully reshardable) or is the template's (DP reshardable).
+        set_states(self, param, {**tensors, "step": None})
+
+    def load_with_own_steps(self: Any, state_dict: dict[str, Any]) -> None:
+        load_distributed(self, state_dict)
+        # :1032 gives all parameters one tensor (:1043 clones). torch adds 1 to it once per
+        # parameter, and later bias corrections are wrong in silence.
         for state in self.optimizer.state.values():
             state["step"] = state["step"].clone()
 
-    def sharded_state_dict(
-        self: Any, model_state: Any, is_loading: bool = False, *args: Any, **kwargs: Any
-    ) -> Any:
-        # :839 takes the step from the state of a parameter; before the first step there is none.
-        if is_loading:
+    def load_with_a_step(self: Any, state_dict: dict[str, Any]) -> None:
+        # optimizer.py:1187 does not store a step of 0.
+        if isinstance(self.optimizer, torch.optim.Adam):
+            state_dict["optimizer"]["state"].setdefault("common_step", torch.tensor(0.0))
+        load_half(self, state_dict)
+
+    distributed._set_main_param_and_optimizer_states = set_main_param_and_states
+    distributed.load_state_dict, half.load_state_dict = load_with_own_steps, load_with_a_step
+    # distrib_optimizer.py:839 takes the step from the state of a parameter. Before the first update
+    # there is none: when the template of a load is built, and when FP16 has skipped all steps yet.
+    distributed.sharded_state_dict = _allocating_first(distributed.sharded_state_dict)
+    half.sharded_state_dict = _allocating_first(half.sharded_state_dict)
+
+
+def _allocating_first(sharded_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(sharded_state_dict)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.optimizer, torch.optim.Adam):
             _allocate_adam_state(self.optimizer)
-        return build(self, model_state, is_loading, *args, **kwargs)
+        return sharded_state_dict(self, *args, **kwargs)
 
-    def set_main_param_and_states(self: Any, param: Any, tensors: dict[str, Any]) -> None:
-        # :1223 looks for every tensor of the state in the checkpoint, which keeps `step` apart.
-        fill(self, param, {"step": None, **tensors})
-
-    cls.load_state_dict = load_state_dict
-    cls.sharded_state_dict = sharded_state_dict
-    cls._set_main_param_and_optimizer_states = set_main_param_and_states
-    cls._torch_adam_state_fixed = True
+    return wrapper
 
 
 def _allocate_adam_state(optimizer: torch.optim.Optimizer) -> None:
@@ -86,6 +103,29 @@ def _allocate_adam_state(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
+def fix_sgd_resume() -> None:
+    """Let SGD resume: optimizer/__init__.py:624 gives it no function to allocate its state, which
+    optimizer.py:1146 and :1362 call to build the template of a load."""
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+    if getattr(MegatronOptimizer, "_sgd_fixed", False):
+        return
+    MegatronOptimizer._sgd_fixed = True
+    original = MegatronOptimizer.__init__
+
+    def init(self: Any, optimizer: Any, config: Any, init_state_fn: Any = None) -> None:
+        original(self, optimizer, config, init_state_fn or _allocate_momentum)
+
+    MegatronOptimizer.__init__ = init
+
+
+def _allocate_momentum(optimizer: torch.optim.Optimizer | None, config: object = None) -> None:
+    for group in optimizer.param_groups if optimizer else ():
+        for param in group["params"] if group.get("momentum") else ():
+            if not optimizer.state[param]:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+
+
 def keep_write_results_in_process() -> None:
     """Save checkpoints without a helper process, for a run that saves synchronously.
 
@@ -98,3 +138,67 @@ def keep_write_results_in_process() -> None:
 
     results: queue.Queue[Any] = queue.Queue()
     filesystem_async.get_write_results_queue = lambda mp_mode="spawn": results
+
+
+def fix_fsdp2_resume() -> None:
+    """Give a resumed FSDP2 run (checkpoint format torch_dist) its optimizer's step back.
+
+    Its tensors are loaded in place, so training/training.py:2203 skips the optimizer's
+    load_state_dict, and with it the step, which is not a tensor of a shard. torch's AdamW then
+    stops with a KeyError; Transformer Engine's starts at step 1 in silence, with a wrong bias
+    correction.
+    """
+    from megatron.training import checkpointing, training
+
+    if getattr(checkpointing, "_fsdp2_resume_fixed", False):
+        return
+    load, load_base = checkpointing.load_checkpoint, checkpointing._load_global_dist_base_checkpoint
+    kept: dict[str, Any] = {}
+
+    def load_base_and_keep(
+        load_dir: str, args: Any, rank0: bool, sharded_state: Any, *rest: Any, **named: Any
+    ) -> Any:
+        answer = load_base(load_dir, args, rank0, sharded_state, *rest, **named)
+        if sharded_state and "optimizer" in sharded_state:
+            kept["optimizer"] = answer[0]["optimizer"]
+        return answer
+
+    def load_checkpoint(
+        ddp_model: Any,
+        optimizer: Any,
+        *rest: Any,
+        skip_load_to_model_and_opt: bool = False,
+        **named: Any,
+    ) -> Any:
+        kept.clear()
+        answer = load(
+            ddp_model,
+            optimizer,
+            *rest,
+            skip_load_to_model_and_opt=skip_load_to_model_and_opt,
+            **named,
+        )
+        saved = kept.pop("optimizer", None)
+        if skip_load_to_model_and_opt and saved is not None:
+            chained = optimizer.chained_optimizers
+            states = [saved] if len(chained) == 1 else [saved[i] for i in range(len(chained))]
+            for one, state in zip(chained, states, strict=True):
+                _restore_step(one, state)
+        return answer
+
+    checkpointing._load_global_dist_base_checkpoint = load_base_and_keep
+    checkpointing.load_checkpoint = training.load_checkpoint = load_checkpoint
+    checkpointing._fsdp2_resume_fixed = True
+
+
+def _restore_step(optimizer: Any, saved: dict[str, Any]) -> None:
+    """`optimizer`: Megatron's, of any precision. `saved`: its loaded sharded_state_dict."""
+    saved = saved.get("optimizer", saved)
+    inner = optimizer.optimizer
+    if isinstance(inner, torch.optim.Adam):
+        for state in inner.state.values():
+            state["step"] = saved["state"].get("common_step", torch.tensor(0.0)).clone()
+    else:
+        steps = [group["step"] for group in saved["param_groups"] if "step" in group]
+        for group in inner.param_groups if steps else ():
+            group["step"] = max(steps)
