@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -283,12 +283,12 @@ def _answer_random() -> None:
     """The GPU's generator is the CPU's default one: dropout and initialisation draw from it, so
     Megatron's tracker (tensor_parallel/random.py) must save and set that one."""
     generator = torch.default_generator
-    random: ModuleType = torch.cuda.random
-    for module in (torch.cuda, random):
-        module.manual_seed = lambda seed: generator.manual_seed(seed)  # type: ignore[attr-defined]
-        module.manual_seed_all = lambda seed: generator.manual_seed(seed)  # type: ignore[attr-defined]
-        module.get_rng_state = lambda device="cuda": generator.get_state()  # type: ignore[attr-defined]
-        module.set_rng_state = lambda state, device="cuda": generator.set_state(state)  # type: ignore[attr-defined]
+    modules: tuple[Any, ...] = (torch.cuda, torch.cuda.random)
+    for module in modules:
+        module.manual_seed = lambda seed: generator.manual_seed(seed)
+        module.manual_seed_all = lambda seed: generator.manual_seed(seed)
+        module.get_rng_state = lambda device="cuda": generator.get_state()
+        module.set_rng_state = lambda state, device="cuda": generator.set_state(state)
     torch.cuda.default_generators = (generator,)
     torch.cuda._lazy_call = lambda callback, **kwargs: callback()  # random.py:172
     iterator: Any = dataloader._BaseDataLoaderIter

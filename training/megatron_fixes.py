@@ -120,7 +120,9 @@ def fix_sgd_resume() -> None:
 
 
 def _allocate_momentum(optimizer: torch.optim.Optimizer | None, config: object = None) -> None:
-    for group in optimizer.param_groups if optimizer else ():
+    if optimizer is None:  # a rank without trainable parameters
+        return
+    for group in optimizer.param_groups:
         for param in group["params"] if group.get("momentum") else ():
             if not optimizer.state[param]:
                 optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
