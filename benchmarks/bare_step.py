@@ -1,8 +1,8 @@
 """A bare Megatron-Core training step: the reference for launch/train.py's throughput.
 
-    python benchmarks/bare_step.py RUN_DIR ...
+    python benchmarks/bare_step.py RUN_DIR < go
 
-Each RUN_DIR holds the plan.yaml of a run of one GPU. The same arguments give the same model,
+RUN_DIR holds the plan.yaml of a run of one GPU. The same arguments give the same model,
 optimizer and precision; what is left out is Megatron's loop, the data loader, logging, evaluation
 and checks: one fixed batch of random tokens lies on the GPU, and steps follow each other. Writes
 RUN_DIR/bare.json (median step in seconds of the last steps, tokens/s, peak GiB).
@@ -10,7 +10,6 @@ RUN_DIR/bare.json (median step in seconds of the last steps, tokens/s, peak GiB)
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import statistics
@@ -26,37 +25,19 @@ from planning.plan import load
 STEPS, WARM_UP = 12, 4
 
 
-def main(run_dirs: list[Path]) -> int:
-    status = 0
-    for index, run_dir in enumerate(run_dirs):
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29650 + index)}  # fmt: skip
-        try:
-            measure(run_dir)
-        except Exception as error:
-            traceback.print_exc()
-            (run_dir / "bare.json").write_text(json.dumps({"error": repr(error)[:500]}))
-            status = 1
-        finally:
-            forget()
-    return status
+def main(run_dir: Path) -> int:
+    """Import everything, wait for a line on standard input, then measure."""
+    import megatron.training  # noqa: F401
+    import transformer_engine.pytorch  # noqa: F401
 
-
-def forget() -> None:
-    """Leave nothing of a case behind: one process measures many."""
-    import torch
-    from megatron.core import parallel_state
-    from megatron.training.training import destroy_global_state
-    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
-
-    destroy_global_state()
-    parallel_state.destroy_model_parallel()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    FP8GlobalStateManager.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    sys.stdin.readline()
+    try:
+        measure(run_dir)
+    except Exception as error:
+        traceback.print_exc()
+        (run_dir / "bare.json").write_text(json.dumps({"error": repr(error)[:500]}))
+        return 1
+    return 0
 
 
 def measure(run_dir: Path) -> None:
@@ -64,6 +45,8 @@ def measure(run_dir: Path) -> None:
     log = os.open(run_dir / "bare.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29651"}  # fmt: skip
     for name, value in plan.environment.items():
         if not value.startswith("policy:"):
             os.environ[name] = value
@@ -96,7 +79,9 @@ def measure(run_dir: Path) -> None:
         backend="te",
     ).cuda()
     model = Float16Module(config, model)
-    wrapped = DistributedDataParallel(config, loop.get_megatron_ddp_config(args), model)
+    ddp_config = loop.get_megatron_ddp_config(args)
+    ddp_config.check_for_nan_in_grad = False  # its report goes to Megatron's loop
+    wrapped = DistributedDataParallel(config, ddp_config, model)
     optimizer_config, overrides = loop.get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(optimizer_config, [wrapped], config_overrides=overrides)
     config.grad_scale_func = optimizer.scale_loss
@@ -135,4 +120,4 @@ def measure(run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(argument) for argument in sys.argv[1:]]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -12,8 +12,8 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 14
@@ -44,9 +44,16 @@ def cases() -> dict[str, list[str]]:
 
 def main(out: Path, names: list[str]) -> int:
     every = cases()
-    began = time.time()
+    rows = []
+    print(HEAD, flush=True)
     for name in names or every:
         run_dir = out / name
+        run_dir.mkdir(parents=True)
+        # It imports while the run does, and measures when the GPU is free.
+        bare = subprocess.Popen(
+            [sys.executable, str(ROOT / "benchmarks" / "bare_step.py"), str(run_dir)],
+            stdin=subprocess.PIPE, text=True,
+        )  # fmt: skip
         command = [
             *(sys.executable, str(ROOT / "launch" / "train.py"), *every[name]),
             *("data=library_text", f"training.train_steps={STEPS}", "training.eval_interval=0"),
@@ -54,24 +61,27 @@ def main(out: Path, names: list[str]) -> int:
             f"run_dir={run_dir}",
         ]
         done = subprocess.run(command, capture_output=True, text=True)
-        print(f"{time.time() - began:6.0f} s  {name}: status {done.returncode}", flush=True)
         if done.returncode:
             print(done.stdout[-1500:], done.stderr[-1500:], flush=True)
-    run_dirs = [out / name for name in names or every if (out / name / "plan.yaml").exists()]
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "bare_step.py"), *map(str, run_dirs)])
-    rows = [row(path) for path in run_dirs]
-    (out / "throughput.json").write_text(json.dumps(rows, indent=1))
-    print(f"{'case':<34} tok/s  bare tok/s  ratio  GiB  bare GiB  loss first -> last")
-    for r in rows:
-        print(
-            f"{r['case']:<34} {r['tokens_per_s'] or 0:8.0f} {r['bare_tokens_per_s'] or 0:8.0f} "
-            f"{r['ratio'] or 0:6.3f} {r['gib'] or 0:6.1f} {r['bare_gib'] or 0:6.1f}  "
-            f"{r['first_loss']} -> {r['last_loss']} {r['error'] or ''}"
-        )
+        bare.communicate("go\n")
+        rows.append(row(run_dir))
+        (out / "throughput.json").write_text(json.dumps(rows, indent=1))
+        print(line(rows[-1]), flush=True)
     return 0
 
 
-def row(run_dir: Path) -> dict[str, object]:
+HEAD = f"{'case':<28}  tok/s  bare tok/s  ratio  GiB  bare GiB  loss"
+
+
+def line(r: dict[str, Any]) -> str:
+    return (
+        f"{r['case']:<28} {r['tokens_per_s'] or 0:7.0f} {r['bare_tokens_per_s'] or 0:7.0f} "
+        f"{r['ratio'] or 0:6.3f} {r['gib'] or 0:6.1f} {r['bare_gib'] or 0:6.1f}  "
+        f"{r['first_loss']} -> {r['last_loss']} {r['error'] or ''}"
+    )
+
+
+def row(run_dir: Path) -> dict[str, Any]:
     """One case: medians over the steps after the first four, as the bare step's."""
     bare = read(run_dir / "bare.json")
     plan_rate = bare.get("tokens_per_s")
@@ -96,7 +106,7 @@ def row(run_dir: Path) -> dict[str, object]:
     }
 
 
-def read(path: Path) -> dict[str, object]:
+def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 

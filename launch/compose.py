@@ -30,7 +30,9 @@ def validate(composed: DictConfig) -> RunConfig:
         raise ChoiceError(Finding("config", "error", "", str(error).splitlines()[0])) from error
     assert isinstance(values, dict)
     # Overlays such as conf/local are merged by Hydra; their empty group nodes say nothing.
-    chosen = {str(key): value for key, value in values.items() if key not in ("experiment", "local")}
+    chosen = {
+        str(key): value for key, value in values.items() if key not in ("experiment", "local")
+    }
     return from_values(chosen)
 
 

@@ -161,6 +161,7 @@ def summary(
     *,
     notes: Iterable[str] = (),
     device: str = "gpu",
+    unit: str = "nats a token",
     program: str = "python launch/train.py",
 ) -> str:
     """What is said at the end.
@@ -178,7 +179,7 @@ def summary(
         ("test_loss", "test loss"),
     ):
         if result.get(key) is not None:
-            rows.append((label, number(result[key])))
+            rows.append((label, f"{number(result[key])} {unit}"))
     if (rate := result.get("median_tokens_per_s_per_gpu")) is not None:
         rows.append(("speed", throughput(rate, device) + " (median)"))
     if (memory := result.get("peak_memory_gib")) is not None:

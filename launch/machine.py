@@ -46,8 +46,7 @@ def look() -> Machine:
         return Machine((), None, host, cores)
     try:
         handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index)
-            for index in range(pynvml.nvmlDeviceGetCount())
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
         names = tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
         memory = min((pynvml.nvmlDeviceGetMemoryInfo(h).total / GIB for h in handles), default=None)
@@ -95,7 +94,9 @@ def compare(plan: Plan, machine: Machine) -> list[Finding]:
         )
     elif hardware.gpu != machine.gpu and hardware.gpu != "cpu":
         here = "no GPU" if machine.gpu == "cpu" else f"{machine.gpu}s"
-        cannot("hardware", f"the plan is for {hardware.gpu}, and this machine has {here}", elsewhere)
+        cannot(
+            "hardware", f"the plan is for {hardware.gpu}, and this machine has {here}", elsewhere
+        )
     elif hardware.gpu != "cpu" and plan.processes_per_node > len(machine.gpu_names):
         cannot(
             "hardware.gpus_per_node",

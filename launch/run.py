@@ -12,8 +12,9 @@ import yaml
 
 from launch import local, machine, run_folder
 from launch.display import Display, resume_command, summary
+from models import stacks
 from planning import identity, report
-from planning.findings import Finding, errors, refuse
+from planning.findings import ChoiceError, Finding, errors, refuse
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
 from planning.schema import RunConfig
@@ -38,12 +39,13 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
     MachineError, with all findings, before anything is written.
     """
     here = machine.look()
+    config = _absolute(config)
     config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
     resolution = resolve(config)
     plan = resolution.plan
     folder = run_dir or (Path(config.run_dir) if config.run_dir else None)
     print("\n".join(report.lines(resolution)), flush=True)
-    findings = resolution.findings + _data_findings(resolution.config)
+    findings = resolution.findings + _stack_findings(config) + _data_findings(config)
     previous = _previous_config(resolution.config, folder)
     changed: list[str] = []
     if previous is not None and config.resume == "auto" and config.launch.kind == "local":
@@ -83,7 +85,7 @@ def _train(
     config = plan.config
     display = Display(interval=config.logging.interval)
     saves = _checkpoint_folder(config, folder)
-    if config.resume == "none" and run_folder.has_run(folder):
+    if config.resume == "none" and run_folder.has_run(folder, saves):
         moved = run_folder.set_aside(folder, saves)
         print(f"{'resume':<10} none: the earlier run is in {moved}")
     elif plan.derived.checkpoint_format is not None:
@@ -100,6 +102,9 @@ def _train(
             return Ended(0, folder, _result(folder), resolution)
         run_folder.begin(folder)
         _drop_metrics_after(folder, step)
+        if step:
+            with open(folder / "metrics.jsonl", "a") as metrics:
+                metrics.write(json.dumps({"step": step, "resumed": True}) + "\n")
     _write_plan(folder, plan, resolution)
     if plan.derived.checkpoint_format is not None:
         saves.mkdir(parents=True, exist_ok=True)
@@ -108,9 +113,6 @@ def _train(
     environment = machine.environment(plan, here)
     cache = Path(config.data.cache).expanduser().resolve()
     run_folder.write_environment(folder, {"run:": str(folder), "cache:": str(cache)}, environment)
-    if config.data.kind == "library_text" and library_text.expected(cache) is None:
-        display.phase("making the dataset of the standard library's sources")
-        library_text.build(cache)
     outcome = local.run(
         folder,
         processes=plan.processes_per_node,
@@ -121,16 +123,39 @@ def _train(
     if outcome.message:
         print(outcome.message)
     if outcome.result:
-        device = "cpu" if plan.backend == "torch" else "gpu"
-        notes = outcome.result.get("notes", [])
-        print(summary(outcome.result, folder, overrides, notes=notes, device=device))
+        print(_summary(outcome.result, plan, folder, overrides))
     return Ended(outcome.exit_status, folder, outcome.result, resolution)
+
+
+def _summary(result: dict[str, Any], plan: Plan, folder: Path, overrides: list[str]) -> str:
+    by_byte = plan.config.data.tokenizer.kind == "byte"
+    notes = list(result.get("notes", []))
+    if plan.config.data.kind == "library_text":
+        notes.append(
+            "A model that knows only how often each byte occurs stands near 3.2 nats a byte."
+        )
+    if plan.derived.checkpoint_format is not None and not result.get("checkpoint"):
+        newest = checkpoints.newest_complete(_checkpoint_folder(plan.config, folder)).taken
+        if newest:  # of an earlier start
+            result = result | {"checkpoint": str(newest.path)}
+    return summary(
+        result,
+        folder,
+        overrides,
+        notes=notes,
+        device="cpu" if plan.backend == "torch" else "gpu",
+        unit="nats a byte" if by_byte else "nats a token",
+    )
 
 
 def _data_findings(config: RunConfig) -> list[Finding]:
     training = config.training
-    if config.data.kind != "indexed":
-        return []
+    made = None
+    if config.data.kind == "library_text":
+        prefixes = library_text.expected(Path(config.data.cache).expanduser().resolve())
+        if prefixes is None:
+            return []  # the first worker makes it
+        made = (prefixes.train, prefixes.valid, prefixes.test)
     needed = indexed.samples_needed(
         training.train_steps,
         training.eval_interval,
@@ -138,14 +163,64 @@ def _data_findings(config: RunConfig) -> list[Finding]:
         training.global_batch_size,
     )
     _, findings = indexed.check(
-        config.data, config.model.vocab_size, config.model.seq_length, needed
+        config.data, config.model.vocab_size, config.model.seq_length, needed, made
     )
     return findings
 
 
+def _stack_findings(config: RunConfig) -> list[Finding]:
+    try:
+        stacks.check(config.model.stack)
+    except ChoiceError as error:
+        return error.findings
+    return []
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """The choice with its local paths made absolute: workers need not share our folder."""
+
+    def path(text: str) -> str:
+        return text if "://" in text else str(Path(text).expanduser().absolute())
+
+    def paths(items: list[Any]) -> list[Any]:
+        # Strings that are numbers are weights.
+        return [
+            paths(item)
+            if isinstance(item, list)
+            else path(item)
+            if isinstance(item, str) and not _is_number(item)
+            else item
+            for item in items
+        ]
+
+    data = {
+        name: paths(getattr(config.data, name))
+        for name in ("paths", "train_paths", "valid_paths", "test_paths")
+    }
+    saving = config.checkpoint
+    checkpoint = {
+        "save": saving.save if isinstance(saving.save, bool) else path(saving.save),
+        "load": None if saving.load is None else path(saving.load),
+    }
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update=data),
+            "checkpoint": saving.model_copy(update=checkpoint),
+        }
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _checkpoint_folder(config: RunConfig, run_dir: Path) -> Path:
     save = config.checkpoint.save
-    return run_dir / "checkpoints" if isinstance(save, bool) else Path(save).expanduser().resolve()
+    return run_dir / "checkpoints" if isinstance(save, bool) else Path(save)
 
 
 def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:
@@ -194,7 +269,8 @@ def _drop_metrics_after(folder: Path, step: int) -> None:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return
-    kept, dropped = [], []
+    kept: list[str] = []
+    dropped: list[str] = []
     for line in path.read_text().splitlines(keepends=True):
         try:
             later = json.loads(line)["step"] > step
@@ -221,8 +297,8 @@ def _name_ways_on(findings: list[Finding]) -> None:
     found = errors(findings)
     if found and all(finding.machine for finding in found):
         print(
-            "This machine cannot run it. The same choice elsewhere: add hardware=p6_b200 (or p6_b300, "
-            "h200, ...)\nand launch=plan to see its plan there; or start it on a machine with such "
-            "GPUs.",
+            "This machine cannot run it. The same choice elsewhere: add hardware=p6_b200 (or "
+            "p6_b300, h200, ...)\nand launch=plan to see its plan there; or start it on a machine "
+            "with such GPUs.",
             flush=True,
         )

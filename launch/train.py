@@ -27,7 +27,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from launch import compose, run, sweep
+from launch import compose, sweep
 from planning.findings import Refusal
 from planning.report import finding_lines
 

@@ -42,9 +42,9 @@ def forced(
     given: Sequence[str], asked: Mapping[str, Any], validated: Mapping[str, Any]
 ) -> list[Finding]:
     """What Megatron changed of the given options. `asked`, `validated`: values by name."""
-    from megatron.training.arguments import add_megatron_arguments
-
     import argparse
+
+    from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     findings = []

@@ -51,6 +51,7 @@ class Recorder:
         self._wrap("training_log", self._after_step)
         self._wrap("evaluate", self._after_evaluation)
         self._wrap("save_checkpoint", self._after_save)
+        self._evaluate_once_at_the_end()
 
     def _wrap(self, name: str, after: Callable[..., None]) -> None:
         original = getattr(loop, name)
@@ -62,6 +63,18 @@ class Recorder:
             return result
 
         setattr(loop, name, wrapped)
+
+    def _evaluate_once_at_the_end(self) -> None:
+        """pretrain validates after the last step anyway: train() need not do it just before."""
+        original = loop.evaluate_and_print_results
+
+        def evaluate(
+            prefix: str, step: Any, data: Any, model: Any, iteration: int, *a: Any, **k: Any
+        ) -> None:
+            if not (self._training and iteration >= get_args().train_iters):
+                original(prefix, step, data, model, iteration, *a, **k)
+
+        loop.evaluate_and_print_results = evaluate
 
     def _after_step(
         self,

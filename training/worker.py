@@ -117,7 +117,11 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
         )
 
     cache = Path(roots["cache:"])
-    prefixes = library_text.build(cache) if plan.config.data.kind == "library_text" else None
+    prefixes = None
+    if plan.config.data.kind == "library_text":
+        if first and library_text.expected(cache) is None:
+            events.write("phase", text="making the dataset of the standard library's sources")
+        prefixes = library_text.build(cache)
     data = dataset_provider(plan.config.data, cache, prefixes)
 
     def datasets(samples: Any, vp_stage: int | None = None) -> Any:
@@ -202,7 +206,8 @@ def _prepare_device(plan: Plan) -> list[str]:
 def _write_result(run_dir: Path, plan: Plan, result: dict[str, Any]) -> None:
     from training import curve
 
-    curve.draw(run_dir / "metrics.jsonl", run_dir / "loss.png", plan.name)
+    per = "process" if plan.backend == "torch" else "GPU"
+    curve.draw(run_dir / "metrics.jsonl", run_dir / "loss.png", plan.name, per=per)
     beside = run_dir / "result.json.new"
     beside.write_text(json.dumps(result, indent=2) + "\n")
     beside.rename(run_dir / "result.json")

@@ -75,7 +75,7 @@ def compare(found: list[float], expected: list[float]) -> None:
 
 def test_one_process_learns(runs: dict[str, list[float]]) -> None:
     assert runs["one_from_seed"][0] == pytest.approx(5.6, abs=0.3)  # near ln(257)
-    assert runs["one_from_seed"][-1] < 4.5
+    assert runs["one_from_seed"][-1] < 5.0
     assert runs["one_from_checkpoint"] != runs["one_from_seed"]
 
 
