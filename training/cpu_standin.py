@@ -93,6 +93,7 @@ _FACTORIES = (
     "rand rand_like randint randint_like randn randn_like randperm scalar_tensor tensor zeros "
     "zeros_like"
 )
+_TENSOR_FACTORIES = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros"
 
 
 def _is_cuda(device: object) -> bool:
@@ -124,6 +125,8 @@ def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 def _answer_devices() -> None:
     for name in _FACTORIES.split():
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    for name in _TENSOR_FACTORIES.split():
+        setattr(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
     tensor_to, tensor_type = torch.Tensor.to, torch.Tensor.type
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -448,9 +451,16 @@ def _emulated_out(name: str, dtypes: set[torch.dtype]) -> Callable[..., torch.Te
 
 
 def _fix_megatron() -> None:
+    from megatron.core.transformer.moe import token_dispatcher
     from megatron.training import initialize
 
     megatron_fixes.apply()
     # initialize.py:491 runs the compiled fusions once. Nothing is compiled here, and its random
     # inputs, as many as the layout's slices hold, would make the weights depend on the layout.
     initialize._warmup_jit_function = _constant()
+
+    def move_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        # moe_utils.py:1184 makes NumPy of a GPU's tensor only; all_to_all_single wants no tensors.
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = move_to_cpu

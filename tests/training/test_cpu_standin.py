@@ -135,7 +135,7 @@ def test_the_cpu_answers_for_the_gpu(results: dict[str, list[dict[str, Any]]], n
         assert found["average"] == (1 if world == 1 else 1.5)
         assert found["shard_of_halves"] == 0.5 * world * (rank + 1)
         assert found["halves"] == [float(i + 1) for i in range(world)]  # the input stays
-        assert found["devices"] == ["cpu"] * 3
+        assert found["devices"] == ["cpu"] * 4
         assert found["available"] is False
         assert found["type"] == "torch.FloatTensor"
         assert (

@@ -133,6 +133,7 @@ def facts() -> dict[str, Any]:
     premul = torch.distributed._make_nccl_premul_sum(0.5)
     torch.distributed.reduce_scatter_tensor(shard, halves, premul)
     made = [torch.zeros(1, device="cuda"), torch.ones(1, device=0), torch.rand(1).to(cuda)]
+    made.append(made[0].new_empty(1, device=torch.cuda.current_device()))
     return {
         "average": average.item(),
         "shard_of_halves": shard.item(),
