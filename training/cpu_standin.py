@@ -388,7 +388,8 @@ def emulates_half_gemms(dtype: torch.dtype = torch.bfloat16) -> bool:
 
     GFLOP/s of 512 x 512 x 512 on one core of a Xeon with AMX, oneDNN held to each instruction set:
     FP32 125; BF16 330 to 900 with AMX, 76 with AVX512-BF16, 27 with AVX-512 alone, 2 with AVX2;
-    FP16 115 with AVX512-FP16, else 2. FP32 with its rounding 110.
+    FP16 115 with AVX512-FP16, else 2. FP32 with its rounding 110. A step of gpt_tiny on two cores
+    held to AVX2: 2.42 s in native BF16, 0.25 s emulated, 0.22 s in FP32.
     """
     if (choice := os.environ.get(HALF_GEMM)) is not None:
         if choice not in ("emulate", "native"):

@@ -147,8 +147,8 @@ def fix_fsdp2_resume() -> None:
 
     Its tensors are loaded in place, so training/training.py:2203 skips the optimizer's
     load_state_dict, and with it the step, which is not a tensor of a shard. torch's AdamW then
-    stops with a KeyError; Transformer Engine's starts at step 1 in silence, with a wrong bias
-    correction.
+    stops with a KeyError; Transformer Engine's, which counts in its groups, would start at step 1
+    in silence (read, not run), with a wrong bias correction.
     """
     from megatron.training import checkpointing, training
 
