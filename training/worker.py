@@ -187,7 +187,7 @@ def _prepare_device(plan: Plan) -> list[str]:
         from training.device import check_gpu
 
         check_gpu(plan)
-        megatron_fixes.skip_helper_compilation()
+        megatron_fixes.apply()
         return []
     if torch.cuda.is_available():
         raise MachineError(

@@ -15,7 +15,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from training import cpu_standin
 
 cpu_standin.install()
-import megatron.training  # noqa: E402, F401  (imported for the forks)
+# What a run imports along the way, once for all forks.
+import megatron.core.tokenizers.text  # noqa: E402, F401
+import megatron.training  # noqa: E402, F401
+import torch._dynamo  # noqa: E402, F401
 
 from training import worker  # noqa: E402
 
