@@ -24,6 +24,7 @@ class Gpu:
     fp8_tflops: float | None
     fp4_tflops: float | None
     nvlink_gb_s: float | None  # bidirectional
+    nvlink_domain: int | None = None  # GPUs that NVLink joins across nodes; None: a node's own
 
     @property
     def is_cpu(self) -> bool:
@@ -44,8 +45,9 @@ class Gpu:
         return (10, 0) <= capability < (12, 0)  # mxfp8, nvfp4
 
 
-# H100..GB300: vendor datasheets, dense. Memory: nvidia-smi MiB less what CUDA keeps (B200: 183359 MiB
-# give 178.35 GiB to CUDA; H200: 143771 MiB give 139.80 GiB, read on the cards; others scaled alike).
+# H100..GB300: vendor datasheets, dense. Memory: nvidia-smi MiB less what CUDA keeps (B200: 183359
+# MiB give 178.35 GiB to CUDA; H200: 143771 MiB give 139.80 GiB, read on the cards; others scaled
+# alike).
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -54,8 +56,8 @@ GPUS: dict[str, Gpu] = {
         Gpu("h200", "NVIDIA H200 SXM", (9, 0), 139.8, 4.8, 989, 1979, None, 900),
         Gpu("b200", "NVIDIA B200 HGX", (10, 0), 178.3, 7.7, 2250, 4500, 9000, 1800),
         Gpu("b300", "NVIDIA B300 HGX", (10, 3), 267.6, 8.0, 2250, 4500, 13125, 1800),
-        Gpu("gb200", "NVIDIA GB200", (10, 0), 184.0, 8.0, 2500, 5000, 10000, 1800),
-        Gpu("gb300", "NVIDIA GB300", (10, 3), 267.6, 8.0, 2500, 5000, 15000, 1800),
+        Gpu("gb200", "NVIDIA GB200", (10, 0), 184.0, 8.0, 2500, 5000, 10000, 1800, 72),
+        Gpu("gb300", "NVIDIA GB300", (10, 3), 267.6, 8.0, 2500, 5000, 15000, 1800, 72),
     )
 }
 

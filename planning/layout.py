@@ -32,7 +32,7 @@ def candidates(
         "expert_parallel": 1,
         "sequence_parallel": (layout.tensor_parallel or 1) > 1,
         "sharding": "optimizer",
-        "overlap": True,
+        "overlap": layout.sharding != "fsdp2",  # it overlaps by itself
         # A model of this size outgrows a card with its activations kept (AWS's guide to Blackwell
         # training, 2026: from about 14B).
         "recompute": "full" if (parameters or 0) >= RECOMPUTE_FROM else "none",

@@ -12,6 +12,7 @@ from planning.schema import (
     LayoutConfig,
     LoggingConfig,
     ModelConfig,
+    OptimizerConfig,
     PrecisionConfig,
     RunConfig,
     TrainingConfig,
@@ -40,9 +41,9 @@ def build(
     return [
         *_model(config.model, pattern, padded_vocab_size, backend),
         *_backend(backend, config.hardware.allow_unfused_attention),
-        *_precision(config.precision, bf16_symbols),
-        *_layout(config.layout, symbols_per_block),
-        *_training(config.training),
+        *_precision(config.precision, config.layout, bf16_symbols),
+        *_layout(config.layout, config.precision, symbols_per_block),
+        *_training(config.training, config.precision),
         *_data(config.data, config.model),
         *_checkpoint(config.checkpoint, config.layout, checkpoint_format),
         *_logging(config.logging),
@@ -85,6 +86,9 @@ def _model(model: ModelConfig, pattern: str, padded_vocab_size: int, backend: st
             "--moe-aux-loss-coeff", repr(float(model.expert_balance_loss or 0.0)),
             "--moe-token-dispatcher-type", "alltoall",
         ]  # fmt: skip
+        if model.experts_per_token == 1:
+            # A softmax over the one chosen expert would be 1, without a gradient (router.py).
+            args.append("--moe-router-pre-softmax")
         if backend == "te":
             args.append("--moe-grouped-gemm")
     return args
@@ -119,9 +123,21 @@ def _backend(backend: str, allow_unfused: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _precision(precision: PrecisionConfig, bf16_symbols: tuple[int, int]) -> list[str]:
-    args = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}[precision.dtype].copy()
-    if precision.dtype == "bf16":
+# Dynamic loss scaling: Megatron's own numbers, said here.
+_FP16 = [
+    "--fp16",
+    "--initial-loss-scale", "4294967296",
+    "--min-loss-scale", "1.0",
+    "--loss-scale-window", "1000",
+    "--hysteresis", "2",
+]  # fmt: skip
+
+
+def _precision(
+    precision: PrecisionConfig, layout: LayoutConfig, bf16_symbols: tuple[int, int]
+) -> list[str]:
+    args = {"fp32": [], "bf16": ["--bf16"], "fp16": _FP16}[precision.dtype].copy()
+    if precision.dtype != "fp32":
         args.append(
             "--accumulate-allreduce-grads-in-fp32"
             if precision.gradients == "fp32"
@@ -137,7 +153,7 @@ def _precision(precision: PrecisionConfig, bf16_symbols: tuple[int, int]) -> lis
             args.append("--disable-stream-ckpt-dequant")
         if precision.param_gather:
             args.append("--fp8-param-gather")
-            if precision.recipe == "mxfp8":
+            if precision.recipe == "mxfp8" and layout.sharding == "optimizer":
                 args.append("--reuse-grad-buf-for-mxfp8-param-ag")
     if precision.format == "fp4":
         args += ["--fp4-format", precision.elements, "--fp4-recipe", precision.recipe]
@@ -156,19 +172,30 @@ def _precision(precision: PrecisionConfig, bf16_symbols: tuple[int, int]) -> lis
     return args
 
 
-def _layout(layout: LayoutConfig, symbols_per_block: int) -> list[str]:
+def _layout(layout: LayoutConfig, precision: PrecisionConfig, symbols_per_block: int) -> list[str]:
     args = [
         "--tensor-model-parallel-size", str(layout.tensor_parallel),
         "--pipeline-model-parallel-size", str(layout.pipeline_parallel),
         "--context-parallel-size", str(layout.context_parallel),
         "--expert-model-parallel-size", str(layout.expert_parallel),
+        "--expert-tensor-parallel-size", str(layout.tensor_parallel),
     ]  # fmt: skip
+    if (layout.context_parallel or 1) > 1:
+        args += ["--cp-comm-type", "p2p"]
     if layout.sequence_parallel:
         args.append("--sequence-parallel")
     if layout.sharding in ("optimizer", "fsdp"):
         args.append("--use-distributed-optimizer")
     if layout.sharding == "fsdp":
-        args += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", layout.fsdp_strategy]
+        args += [
+            "--use-megatron-fsdp",
+            "--data-parallel-sharding-strategy", layout.fsdp_strategy,
+            "--megatron-fsdp-main-params-dtype", "fp32",
+            # It does not read --accumulate-allreduce-grads-in-fp32: by itself it would keep the
+            # gradients in the parameters' type.
+            "--megatron-fsdp-main-grads-dtype", precision.gradients,
+            "--megatron-fsdp-grad-comm-dtype", precision.gradients,
+        ]  # fmt: skip
     if layout.sharding == "fsdp2":
         args.append("--use-torch-fsdp2")
     if layout.overlap and layout.sharding in ("optimizer", "fsdp"):
@@ -187,7 +214,7 @@ def _layout(layout: LayoutConfig, symbols_per_block: int) -> list[str]:
     return args
 
 
-def _training(training: TrainingConfig) -> list[str]:
+def _training(training: TrainingConfig, precision: PrecisionConfig) -> list[str]:
     optimizer = training.optimizer
     decay_steps = optimizer.decay_steps or training.train_steps
     args = [
@@ -202,9 +229,7 @@ def _training(training: TrainingConfig) -> list[str]:
         "--lr-decay-iters", str(decay_steps),
         "--lr-warmup-iters", str(amount(optimizer.warmup_steps, decay_steps)),
         "--weight-decay", repr(optimizer.weight_decay),
-        "--adam-beta1", repr(optimizer.beta1),
-        "--adam-beta2", repr(optimizer.beta2),
-        "--adam-eps", repr(optimizer.epsilon),
+        *_optimizer(optimizer),
         "--clip-grad", repr(optimizer.clip_grad),
         # A resumed run follows the plan's schedule (more steps, another decay), never the old one
         # in silence; with an unchanged plan both are the same.
@@ -215,9 +240,19 @@ def _training(training: TrainingConfig) -> list[str]:
         "--exit-signal-handler",
         "--distributed-timeout-minutes", "30",
     ]  # fmt: skip
-    if not training.check_nan:
+    if not training.check_nan or precision.dtype == "fp16":  # rules.py: fp16-nan
         args.append("--no-check-for-nan-in-loss-and-grad")
     return args
+
+
+def _optimizer(optimizer: OptimizerConfig) -> list[str]:
+    if optimizer.name == "sgd":
+        return ["--sgd-momentum", repr(optimizer.beta1)]
+    return [
+        "--adam-beta1", repr(optimizer.beta1),
+        "--adam-beta2", repr(optimizer.beta2),
+        "--adam-eps", repr(optimizer.epsilon),
+    ]  # fmt: skip
 
 
 def _data(data: DataConfig, model: ModelConfig) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning.parameters import per_rank
+from planning.parameters import RankParameters, per_rank
 from planning.pattern import blocks, split_stages
 from planning.schema import LayoutConfig, ModelConfig, PrecisionConfig
 
@@ -84,7 +84,7 @@ def states(
         if held is None:
             return None
 
-        def spread(each: int, sharded: bool) -> int:
+        def spread(each: int, sharded: bool, held: RankParameters = held) -> int:
             if not sharded:
                 return each * held.total
             return each * (-(-held.dense // dense_shards) + -(-held.expert // expert_shards))

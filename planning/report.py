@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from planning.findings import Finding, errors
-from planning.hardware import GPUS
+from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
-from planning.schema import LayoutConfig, RunConfig
+from planning.schema import HardwareConfig, LayoutConfig, RunConfig
 
 GIB = 2**30
 
@@ -21,6 +21,11 @@ def count(number: float | None) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
+
+
+def _gpu(hardware: HardwareConfig) -> Gpu:
+    name = hardware.gpu or "cpu"
+    return GPUS.get(name) or Gpu(name, name, (0, 0), *[None] * 6)  # an unknown one: refused
 
 
 def layout_line(layout: LayoutConfig, data_parallel: int) -> str:
@@ -56,7 +61,9 @@ def precision_line(config: RunConfig, start: int, end: int) -> str:
     if precision.format != "none":
         parts.append(f"{precision.format} {precision.recipe} ({precision.elements})")
         if start or end:
-            parts.append(f"first {start} and last {end} of {config.model.num_layers} blocks in BF16")
+            parts.append(
+                f"first {start} and last {end} of {config.model.num_layers} blocks in BF16"
+            )
         parts.append("weights gathered in it" if precision.param_gather else "weights kept in BF16")
     return ", ".join(parts)
 
@@ -65,7 +72,7 @@ def lines(resolution: Resolution) -> list[str]:
     """The plan in a few lines; without one, what was chosen."""
     config, plan = resolution.config, resolution.plan
     model, hardware, training = config.model, config.hardware, config.training
-    gpu = GPUS[hardware.gpu or "cpu"]
+    gpu = _gpu(hardware)
     unit = "process" if gpu.is_cpu else "GPU"
     where = f"{hardware.nodes} x {hardware.gpus_per_node} {gpu.title}"
     if gpu.is_cpu:
@@ -85,7 +92,10 @@ def lines(resolution: Resolution) -> list[str]:
                 "precision",
                 precision_line(config, derived.bf16_blocks_at_start, derived.bf16_blocks_at_end),
             ),
-            ("layout", f"{config.layout.name}: {layout_line(config.layout, derived.data_parallel)}"),
+            (
+                "layout",
+                f"{config.layout.name}: {layout_line(config.layout, derived.data_parallel)}",
+            ),
             (
                 "batch",
                 f"{training.global_batch_size} sequences a step = {training.micro_batch_size} x "
@@ -118,7 +128,7 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
     """plan.json: verdict, findings, estimates. A null estimate was not made."""
     config, states = resolution.config, resolution.states
     hardware = config.hardware
-    room = hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
+    room = hardware.memory_gib or _gpu(hardware).memory_gib
     found = errors(resolution.findings)
     fits = None if states is None or room is None else states.total <= room * GIB
     return {
@@ -153,4 +163,3 @@ def table(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in rows]  # fmt: skip
-

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planning import environment, layout, megatron_args, memory, rules
-from planning.findings import ChoiceError, Finding, errors
+from planning.findings import ChoiceError, Finding, did_you_mean, errors
 from planning.hardware import GIB, GPUS
-from planning.parameters import count, padded_vocab_size
+from planning.parameters import Parameters, count, padded_vocab_size
 from planning.pattern import (
     blocks,
     split_stages,
@@ -16,6 +16,9 @@ from planning.pattern import (
 )
 from planning.plan import VERSION, Derived, Plan
 from planning.schema import LayoutConfig, RunConfig
+
+LARGEST_MODEL = 10_000  # blocks
+PROCESS_GIB = 0.5  # of a process on a CPU: Python with torch and Megatron
 
 
 @dataclass(frozen=True)
@@ -34,28 +37,64 @@ def resolve(config: RunConfig) -> Resolution:
     `config.hardware` is complete: `hardware=this` was looked up before.
     """
     hardware = config.hardware
-    if hardware.gpu not in GPUS or hardware.gpus_per_node is None:
+    if hardware.gpu is None or hardware.gpus_per_node is None:
         raise ValueError("hardware was not looked up before resolve")
+    if unplannable := _unplannable(config):
+        return Resolution(config, None, None, unplannable)
     try:
         model_blocks = blocks(config.model.pattern, config.model.num_layers)
-        facts = _choose_layout(config, len(model_blocks))
-        config, complete = facts.config, facts.layout
-        findings = rules.check(facts)
-        broken = any(
-            finding.severity == "error" and finding.id in STRUCTURAL for finding in findings
-        )
-        if broken:
-            return Resolution(config, None, None, findings)
-        plan = _plan(config, facts, model_blocks)
-        states = memory.states(config.model, config.precision, complete, facts.world_size)
-    except ChoiceError as refusal:  # an impossible pattern or formula: no layout to check
+    except ChoiceError as refusal:  # no model to check
         return Resolution(config, None, None, refusal.findings)
-    findings += _capacity(config, states)
-    return Resolution(config, plan, states, findings)
+    try:
+        parameters, uncounted = count(config.model), []
+    except ChoiceError as refusal:  # an impossible formula, symbol or number of experts
+        parameters, uncounted = None, refusal.findings
+    facts = _choose_layout(config, model_blocks, parameters)
+    config = facts.config
+    findings = rules.check(facts)
+    said = {finding.setting for finding in errors(findings)}
+    findings += [finding for finding in uncounted if finding.setting not in said]
+    if uncounted or any(finding.id in STRUCTURAL for finding in errors(findings)):
+        return Resolution(config, None, None, findings)
+    plan = _plan(config, facts, parameters)
+    states = memory.states(config.model, config.precision, facts.layout, facts.world_size)
+    return Resolution(config, plan, states, findings + _capacity(config, states))
 
 
-def _choose_layout(config: RunConfig, num_blocks: int) -> rules.Facts:
-    """The facts of the choice with every None of its layout decided."""
+def _unplannable(config: RunConfig) -> list[Finding]:
+    """What no rule can be asked about."""
+    found = []
+    gpu, layers = config.hardware.gpu or "", config.model.num_layers
+    if gpu not in GPUS:
+        found.append(
+            Finding(
+                "gpu",
+                "error",
+                "hardware.gpu",
+                f"{gpu!r} is not known here{did_you_mean(gpu, GPUS)}",
+                f"take one of {', '.join(GPUS)}",
+            )
+        )
+    if layers > LARGEST_MODEL:
+        found.append(
+            Finding(
+                "num-layers",
+                "error",
+                "model.num_layers",
+                f"{layers:,} blocks are more than any plan here has",
+                f"take at most {LARGEST_MODEL:,}",
+            )
+        )
+    return found
+
+
+def _choose_layout(
+    config: RunConfig, model_blocks: list[str], parameters: Parameters | None
+) -> rules.Facts:
+    """The facts of the choice with every None of its layout decided.
+
+    parameters: None where they are not known; the layout is then chosen without them.
+    """
     hardware = config.hardware
     per_node = hardware.gpus_per_node or 1
     world_size = per_node * hardware.nodes
@@ -63,18 +102,17 @@ def _choose_layout(config: RunConfig, num_blocks: int) -> rules.Facts:
 
     def facts(candidate: LayoutConfig) -> rules.Facts:
         chosen = config.model_copy(update={"layout": candidate})
-        return rules.Facts(chosen, candidate, num_blocks)
+        return rules.Facts(chosen, candidate, model_blocks)
 
     def legal(candidate: LayoutConfig) -> bool:
         return not any(not finding.machine for finding in errors(rules.check(facts(candidate))))
 
     def fits(candidate: LayoutConfig) -> bool:
-        states = memory.states(config.model, config.precision, candidate, world_size)
-        if states is None or room is None:
+        if parameters is None or room is None:
             return True
-        return states.total <= layout.STATE_SHARE * room * GIB
+        states = memory.states(config.model, config.precision, candidate, world_size)
+        return states is None or states.total <= layout.STATE_SHARE * room * GIB
 
-    parameters = count(config.model)
     found = layout.candidates(
         config.layout, parameters.total if parameters else None, world_size, per_node
     )
@@ -92,13 +130,12 @@ def checkpoint_format(config: RunConfig, layout: LayoutConfig) -> str | None:
     return "fsdp_dtensor" if layout.sharding == "fsdp" else "torch_dist"
 
 
-def _plan(config: RunConfig, facts: rules.Facts, model_blocks: list[str]) -> Plan:
+def _plan(config: RunConfig, facts: rules.Facts, parameters: Parameters | None) -> Plan:
     hardware, model, training = config.hardware, config.model, config.training
-    start, end = facts.bf16_blocks
+    model_blocks, (start, end) = facts.blocks, facts.bf16_blocks
     backend = "torch" if facts.gpu.is_cpu else "te"
     stages = facts.pp * facts.vpp
     pattern = split_stages(model_blocks, stages)
-    parameters = count(model)
     tokens = training.global_batch_size * model.seq_length
     format = checkpoint_format(config, facts.layout)
     derived = Derived(
@@ -148,18 +185,21 @@ def _capacity(config: RunConfig, states: memory.States | None) -> list[Finding]:
     room = hardware.memory_gib or gpu.memory_gib
     if states is None or room is None:
         return []
-    processes = (hardware.gpus_per_node or 1) if gpu.is_cpu else 1
-    needed = states.total * processes / GIB
+    needed, what = states.total / GIB, "weights, gradients and optimizer state alone"
+    where = f"one {gpu.title}"
+    if gpu.is_cpu:
+        processes = hardware.gpus_per_node or 1
+        needed = (needed + PROCESS_GIB) * processes
+        what = f"{processes:,} process{'es' * (processes > 1)} with {what}"
+        where = "this machine"
     if needed <= room:
         return []
-    what = "this machine" if gpu.is_cpu else f"one {gpu.title}"
     return [
         Finding(
             "state-memory",
             "error",
             "layout",
-            f"weights, gradients and optimizer state alone take {needed:,.0f} GiB on {what}, which "
-            f"has {room:,.0f} GiB",
+            f"{what} take {needed:,.0f} GiB on {where}, which has {room:,.0f} GiB",
             "shard more (layout=fsdp, tp8), take more or larger GPUs "
             "(hardware=b300 launch=plan, hardware.nodes=2), or a smaller model",
             "planning/memory.py",

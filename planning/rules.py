@@ -10,18 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from typing import Literal
 
-from planning.findings import Finding
+from planning.findings import Finding, did_you_mean
+from planning.formulas import head_dim
 from planning.hardware import GPUS, INSTANCES, Gpu
-from planning.parameters import padded_vocab_size
+from planning.parameters import (
+    GDN_HEAD_DIM,
+    GDN_KEY_HEADS,
+    GDN_VALUE_HEADS,
+    KNOWN_STACKS,
+    padded_vocab_size,
+)
+from planning.pattern import symbols_in_first_blocks, symbols_in_last_blocks
 from planning.schema import LayoutConfig, RunConfig, amount
 
 Verdict = tuple[str, str, str]  # setting, message, fix
 
-RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act", "shared_experts", "mla_up_proj")
+# What layout.recompute_modules may name -> the symbols of the pattern that it recomputes something
+# of. Transformer Engine computes the norm before attention and MLP inside the linear layer after
+# it, so only the experts' norm is a module (hybrid_layer_specs.py).
+RECOMPUTE_MODULES = {"core_attn": "*", "mlp": "-", "moe": "E", "moe_act": "E", "layernorm": "E"}
 # format -> recipes -> elements that are legal with them
-FORMATS = {
+FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
     "none": {"none": ("none",)},
     "fp8": {
         "delayed": ("hybrid", "e4m3"),
@@ -39,7 +51,11 @@ class Facts:
 
     config: RunConfig
     layout: LayoutConfig
-    num_blocks: int
+    blocks: list[str]  # one string of symbols each (planning/pattern.py)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -98,7 +114,11 @@ RULES: list[Rule] = []
 
 
 def rule(
-    id: str, source: str, *, severity: Literal["error", "warning"] = "error", of_machine: bool = False
+    id: str,
+    source: str,
+    *,
+    severity: Literal["error", "warning"] = "error",
+    of_machine: bool = False,
 ) -> Callable[[Callable[[Facts], Iterable[Verdict]]], Callable[[Facts], Iterable[Verdict]]]:
     def add(verdicts: Callable[[Facts], Iterable[Verdict]]) -> Callable[[Facts], Iterable[Verdict]]:
         RULES.append(Rule(id, severity, source, of_machine, verdicts))
@@ -117,9 +137,9 @@ def check(facts: Facts) -> list[Finding]:
     ]
 
 
-def divisors(number: int, up_to: int) -> str:
-    """'1, 2 or 4': what divides `number`, for a message."""
-    found = [str(n) for n in range(1, up_to + 1) if number % n == 0]
+def divisors(number: int, up_to: int = 128) -> str:
+    """'1, 2 or 4': what divides `number`, up to `up_to`, for a message."""
+    found = [str(n) for n in range(1, min(number, up_to) + 1) if number % n == 0]
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
 
@@ -172,11 +192,13 @@ def heads_groups(f: Facts) -> Iterator[Verdict]:
             "model.num_query_groups",
             f"{model.num_query_groups} does not divide model.num_attention_heads="
             f"{model.num_attention_heads}",
-            f"take {divisors(model.num_attention_heads, model.num_attention_heads)}",
+            f"take {divisors(model.num_attention_heads)}",
         )
 
 
-@rule("head-size", "arguments.py: hidden_size % num_attention_heads without kv_channels; RoPE: even")
+@rule(
+    "head-size", "arguments.py: hidden_size % num_attention_heads without kv_channels; RoPE: even"
+)
 def head_size(f: Facts) -> Iterator[Verdict]:
     model = f.config.model
     if model.kv_channels is None and model.hidden_size % model.num_attention_heads:
@@ -185,35 +207,51 @@ def head_size(f: Facts) -> Iterator[Verdict]:
             f"{model.num_attention_heads} does not divide model.hidden_size={model.hidden_size}",
             "take a divisor, or set model.kv_channels",
         )
-    elif (model.kv_channels or model.hidden_size // model.num_attention_heads) % 2:
-        yield "model.kv_channels", "rotary embeddings need an even head size", "take an even number"
+    elif head_dim(model) % 2 or head_dim(model) == 0:
+        yield (
+            "model.kv_channels",
+            f"a head of {head_dim(model)}: rotary embeddings turn pairs of numbers",
+            "set model.kv_channels to an even number",
+        )
 
 
 @rule("tensor-parallel-shapes", "layers.py: divide(size, TP)")
 def tensor_parallel_shapes(f: Facts) -> Iterator[Verdict]:
     model = f.config.model
-    sizes = {
-        "model.hidden_size": model.hidden_size,
-        "model.ffn_hidden_size": model.ffn_hidden_size,
-        "model.vocab_size (padded)": padded_vocab_size(model),
-    }
+    sizes = {"model.vocab_size": padded_vocab_size(model)}
+    if "-" in model.pattern:
+        sizes["model.ffn_hidden_size"] = model.ffn_hidden_size
+    if "E" in model.pattern and model.expert_ffn_hidden_size:
+        sizes["model.expert_ffn_hidden_size"] = model.expert_ffn_hidden_size
     for setting, size in sizes.items():
         if size % f.tp:
+            padded = " (padded)" if setting == "model.vocab_size" else ""
             yield (
                 setting,
-                f"{size} is not a multiple of layout.tensor_parallel={f.tp}",
+                f"{size}{padded} is not a multiple of layout.tensor_parallel={f.tp}",
                 f"take {-(-size // f.tp) * f.tp}, or a tensor_parallel that divides {size}",
             )
 
 
+@rule("gated-delta-net-heads", "gated_delta_net/common.py: heads are split over TP x CP ranks")
+def gated_delta_net_heads(f: Facts) -> Iterator[Verdict]:
+    if "G" in f.config.model.pattern and GDN_KEY_HEADS % (f.tp * f.cp):
+        yield (
+            "layout.tensor_parallel" if f.tp > 1 else "layout.context_parallel",
+            f"tensor x context parallel = {f.tp} x {f.cp} does not divide the {GDN_KEY_HEADS} key "
+            "heads of the gated delta net (G)",
+            f"take sizes whose product divides {GDN_KEY_HEADS}",
+        )
+
+
 @rule("tensor-parallel-node", "a GEMM's all-reduce over EFA is 10x slower than over NVLink")
 def tensor_parallel_node(f: Facts) -> Iterator[Verdict]:
-    per_node = f.config.hardware.gpus_per_node or 1
-    if f.tp > per_node and not f.gpu.is_cpu:
+    near = f.gpu.nvlink_domain or f.config.hardware.gpus_per_node or 1
+    if f.tp > near and not f.gpu.is_cpu:
         yield (
             "layout.tensor_parallel",
-            f"{f.tp} ranks cross the {per_node} GPUs of a node",
-            f"take at most {per_node}; add pipeline_parallel or sharding=fsdp for more",
+            f"{f.tp} ranks are more than the {near} GPUs that NVLink joins",
+            f"take at most {near}; add pipeline_parallel or sharding=fsdp for more",
         )
 
 
@@ -227,10 +265,20 @@ def sequence_parallel(f: Facts) -> Iterator[Verdict]:
         )
 
 
-@rule("sequence-split", "arguments.py: seq_length % (2*CP); SP: seq_length % TP")
+@rule("moe-sequence-parallel", "moe_layer.py raises in the first training step")
+def moe_sequence_parallel(f: Facts) -> Iterator[Verdict]:
+    if "E" in f.config.model.pattern and f.tp > 1 and not f.layout.sequence_parallel:
+        yield (
+            "layout.sequence_parallel",
+            f"experts (E) over layout.tensor_parallel={f.tp} need it",
+            "set layout.sequence_parallel=true, or layout.tensor_parallel=1",
+        )
+
+
+@rule("sequence-split", "arguments.py: seq_length % (2*CP); SP: each rank's part % TP")
 def sequence_split(f: Facts) -> Iterator[Verdict]:
     length = f.config.model.seq_length
-    unit = (2 * f.cp if f.cp > 1 else 1) * (f.tp if f.layout.sequence_parallel else 1)
+    unit = f.cp * lcm(2 if f.cp > 1 else 1, f.tp if f.layout.sequence_parallel else 1)
     if length % unit:
         yield (
             "model.seq_length",
@@ -275,6 +323,25 @@ def virtual_pipeline_batch(f: Facts) -> Iterator[Verdict]:
         )
 
 
+@rule("pipeline-bubble", "1F1B: (PP-1) / (VPP*micro batches + PP-1) idle", severity="warning")
+def pipeline_bubble(f: Facts) -> Iterator[Verdict]:
+    training = f.config.training
+    unit = training.micro_batch_size * f.data_parallel
+    micro = training.global_batch_size // unit
+    if f.pp == 1 or micro == 0:
+        return
+    idle = (f.pp - 1) / (f.vpp * micro + f.pp - 1)
+    if idle > 0.3:
+        enough = -(-4 * (f.pp - 1) // (f.vpp * f.pp)) * f.pp  # 20% idle or less
+        yield (
+            "training.global_batch_size",
+            f"{micro} micro batches leave each of {f.pp} pipeline stages idle {idle:.0%} of the "
+            "time",
+            f"{enough * unit} would leave it idle "
+            f"{(f.pp - 1) / (f.vpp * enough + f.pp - 1):.0%}; or take fewer stages",
+        )
+
+
 @rule("global-batch", "num_microbatches_calculator.py: GBS % (MBS*DP)")
 def global_batch(f: Facts) -> Iterator[Verdict]:
     training = f.config.training
@@ -308,7 +375,8 @@ def expert_parallel(f: Facts) -> Iterator[Verdict]:
     if f.ep > 1 and f.world_size % (f.tp * f.pp * f.ep):
         yield (
             "layout.expert_parallel",
-            f"expert x tensor x pipeline = {f.ep * f.tp * f.pp} does not divide {f.world_size} GPUs",
+            f"expert x tensor x pipeline = {f.ep * f.tp * f.pp} does not divide {f.world_size} "
+            "GPUs",
             "take sizes whose product divides them",
         )
 
@@ -316,7 +384,7 @@ def expert_parallel(f: Facts) -> Iterator[Verdict]:
 @rule("experts-given", "transformer_config.py; models/transformer.py")
 def experts_given(f: Facts) -> Iterator[Verdict]:
     model = f.config.model
-    needed = {
+    needed: dict[str, float | None] = {
         "model.num_experts": model.num_experts,
         "model.experts_per_token": model.experts_per_token,
         "model.expert_ffn_hidden_size": model.expert_ffn_hidden_size,
@@ -325,24 +393,36 @@ def experts_given(f: Facts) -> Iterator[Verdict]:
         for setting, value in needed.items():
             if value is None:
                 yield setting, f"model.pattern {model.pattern!r} has experts", "set a number"
-        if (model.experts_per_token or 0) > (model.num_experts or 0):
+        if model.num_experts and (model.experts_per_token or 0) > model.num_experts:
             yield (
                 "model.experts_per_token",
                 f"{model.experts_per_token} of {model.num_experts} experts",
                 f"take at most {model.num_experts}",
             )
-    elif model.num_experts:
-        yield (
-            "model.num_experts",
-            f"model.pattern {model.pattern!r} has no expert layer",
-            "put E for - in model.pattern, or set model.num_experts=null",
-        )
+        if (model.expert_balance_loss or 0) < 0:
+            yield (
+                "model.expert_balance_loss",
+                f"{model.expert_balance_loss} would reward an uneven use of experts",
+                "take 0 or more",
+            )
+        return
+    for setting, value in (
+        needed | {"model.expert_balance_loss": model.expert_balance_loss}
+    ).items():
+        if value is not None:
+            yield (
+                setting,
+                f"{value}, but model.pattern {model.pattern!r} has no expert layer",
+                f"put E for - in model.pattern, or set {setting}=null",
+            )
 
 
 # --- precision --------------------------------------------------------------------------------
 
 
-@rule("precision-format", "transformer_config.py; MXFP8 with E5M2 gradients diverged on an 8B model")
+@rule(
+    "precision-format", "transformer_config.py; MXFP8 with E5M2 gradients diverged on an 8B model"
+)
 def precision_format(f: Facts) -> Iterator[Verdict]:
     precision = f.config.precision
     recipes = FORMATS[precision.format]
@@ -382,9 +462,7 @@ def precision_gpu(f: Facts) -> Iterator[Verdict]:
     recipe = f.config.precision.recipe
     if not f.gpu.supports(recipe) and not f.config.precision.emulate:
         able = [name for name, gpu in GPUS.items() if gpu.supports(recipe)]
-        where = (
-            f"this machine's {f.gpu.title}" if f.config.hardware.name == "this" else f.gpu.title
-        )
+        where = f"this machine's {f.gpu.title}" if f.config.hardware.name == "this" else f.gpu.title
         yield (
             "precision",
             f"{where} cannot compute {f.config.precision.name}; {', '.join(able)} can",
@@ -398,7 +476,9 @@ def precision_emulate(f: Facts) -> Iterator[Verdict]:
         yield "precision.emulate", "no format can be emulated yet", "set precision.emulate=false"
 
 
-@rule("bf16-blocks", "transformer_config.py: delayed scaling takes no BF16 layers; bounds (fp4: ours)")
+@rule(
+    "bf16-blocks", "transformer_config.py: delayed scaling takes no BF16 layers; bounds (fp4: ours)"
+)
 def bf16_blocks(f: Facts) -> Iterator[Verdict]:
     precision = f.config.precision
     start, end = f.bf16_blocks
@@ -421,16 +501,48 @@ def bf16_blocks(f: Facts) -> Iterator[Verdict]:
             f"{start} + {end} blocks in BF16 leave none of {f.num_blocks} in {precision.format}",
             "take fewer",
         )
-    elif precision.format == "fp8" and max(start, end) * f.pp > f.num_blocks:
+    elif precision.format == "fp8":
+        # Megatron counts layers, symbols of the pattern.
+        stage = sum(map(len, f.blocks)) // f.pp
+        for where, layers in (
+            ("start", symbols_in_first_blocks(f.blocks, start)),
+            ("end", symbols_in_last_blocks(f.blocks, end)),
+        ):
+            if layers > stage:
+                yield (
+                    f"precision.layers_in_bf16_at_{where}",
+                    f"{start if where == 'start' else end} blocks in BF16 at the {where} are more "
+                    f"than a pipeline stage holds ({f.num_blocks} blocks on {f.pp} stages)",
+                    f"take at most {f.num_blocks // f.pp}",
+                )
+
+
+@rule("amax-history", "only delayed scaling keeps a history (transformer_engine DelayedScaling)")
+def amax_history(f: Facts) -> Iterator[Verdict]:
+    precision = f.config.precision
+    delayed = precision.recipe == "delayed"
+    if delayed != (precision.amax_history > 0):
         yield (
-            "precision.layers_in_bf16_at_end",
-            f"BF16 blocks must stay within the first and the last pipeline stage "
-            f"({f.num_blocks} blocks on {f.pp} stages)",
-            f"take at most {f.num_blocks // f.pp}",
+            "precision.amax_history",
+            f"{precision.amax_history} with precision.recipe={precision.recipe}",
+            "take 1024 (steps)" if delayed else "set precision.amax_history=0",
         )
 
 
-@rule("param-gather", "arguments.py: fp8_param_gather needs a sharded optimizer; FSDP2 turns it off")
+@rule("fp16-nan", "arguments.py turns the check off under loss scaling", severity="warning")
+def fp16_nan(f: Facts) -> Iterator[Verdict]:
+    if f.config.precision.dtype == "fp16" and f.config.training.check_nan:
+        yield (
+            "training.check_nan",
+            "under FP16's loss scaling a gradient that is not finite lowers the scale and skips "
+            "the step; it does not stop the run",
+            "training.check_nan=false says so",
+        )
+
+
+@rule(
+    "param-gather", "arguments.py: fp8_param_gather needs a sharded optimizer; FSDP2 turns it off"
+)
 def param_gather(f: Facts) -> Iterator[Verdict]:
     precision = f.config.precision
     if not precision.param_gather:
@@ -447,7 +559,7 @@ def param_gather(f: Facts) -> Iterator[Verdict]:
             f"it works with layout.sharding=optimizer or fsdp, not {f.layout.sharding}",
             "set precision.param_gather=false, or layout=ddp or fsdp",
         )
-    elif precision.recipe == "mxfp8" and not f.layout.overlap:
+    elif precision.recipe == "mxfp8" and f.layout.sharding == "optimizer" and not f.layout.overlap:
         yield (
             "layout.overlap",
             "MXFP8 weights share the gradient buffer: without both overlaps the loss turned to NaN",
@@ -463,6 +575,36 @@ def nvfp4_sharding(f: Facts) -> Iterator[Verdict]:
             "layout.sharding",
             f"NVFP4 with {sharding} is not proven to train",
             "take layout=ddp, tp2, tp4, tp8 or tp2_pp4, or precision=mxfp8",
+        )
+
+
+@rule("nvfp4-context-parallel", "NaN was reported with CP 2", severity="warning")
+def nvfp4_context_parallel(f: Facts) -> Iterator[Verdict]:
+    if f.config.precision.format == "fp4" and f.cp > 1:
+        yield (
+            "layout.context_parallel",
+            f"NVFP4 with context parallel {f.cp} is not proven to train",
+            "compare its first losses with layout.context_parallel=1",
+        )
+
+
+@rule(
+    "fused-attention",
+    "transformer_engine dot_product_attention/utils.py: FusedAttention takes BF16 and FP16; cuDNN "
+    "head sizes in eights",
+)
+def fused_attention(f: Facts) -> Iterator[Verdict]:
+    model = f.config.model
+    if f.gpu.is_cpu or f.config.hardware.allow_unfused_attention or "*" not in model.pattern:
+        return
+    unfused = "or hardware.allow_unfused_attention=true (slow, and memory grows with seq_length^2)"
+    if f.config.precision.dtype == "fp32":
+        yield "precision.dtype", "no fused attention in fp32 on a GPU", f"take bf16, {unfused}"
+    if head_dim(model) % 8:
+        yield (
+            "model.kv_channels",
+            f"no fused attention for heads of {head_dim(model)}",
+            f"take a multiple of 8, {unfused}",
         )
 
 
@@ -482,19 +624,33 @@ def quantised_shapes(f: Facts) -> Iterator[Verdict]:
             f"a multiple of {rows} as {precision.recipe} needs",
             f"take a sequence length that is a multiple of {unit}",
         )
-    kv = model.kv_channels or model.hidden_size // model.num_attention_heads
-    sizes = {
-        "model.hidden_size": (model.hidden_size, 1),
-        "model.ffn_hidden_size": (model.ffn_hidden_size, f.tp),
-        "model.kv_channels": (kv * model.num_attention_heads, f.tp),
-    }
-    for setting, (size, parts) in sizes.items():
+    for setting, what, size, parts in _linear_layers(f):
         if size % parts == 0 and (size // parts) % columns:
             yield (
                 setting,
-                f"{size // parts} a rank is not a multiple of {columns} as {precision.recipe} needs",
-                f"take a multiple of {columns * parts}",
+                f"{what}: {size // parts} a rank is not a multiple of {columns} as "
+                f"{precision.recipe} needs",
+                f"take a size of which each rank holds a multiple of {columns}"
+                + (", or a smaller layout.tensor_parallel" if f.tp > 1 else ""),
             )
+
+
+def _linear_layers(f: Facts) -> Iterator[tuple[str, str, int, int]]:
+    """(setting, what, size, ranks that share it) of the inputs and outputs of the linear layers."""
+    model = f.config.model
+    yield "model.hidden_size", "hidden size", model.hidden_size, 1
+    if "*" in model.pattern:
+        groups = max(model.num_query_groups, f.tp)  # a rank holds one at least
+        query, key_value = model.num_attention_heads * head_dim(model), 2 * groups * head_dim(model)
+        yield "model.kv_channels", "queries", query, f.tp
+        yield "model.num_query_groups", "keys and values", key_value, f.tp
+    if "-" in model.pattern:
+        yield "model.ffn_hidden_size", "MLP", model.ffn_hidden_size, f.tp
+    if "E" in model.pattern and model.expert_ffn_hidden_size:
+        yield "model.expert_ffn_hidden_size", "expert", model.expert_ffn_hidden_size, f.tp
+    if "G" in model.pattern:
+        heads = (GDN_KEY_HEADS + GDN_VALUE_HEADS) * GDN_HEAD_DIM + GDN_VALUE_HEADS
+        yield "layout.tensor_parallel", "input of the gated delta net", 2 * heads, f.tp
 
 
 @rule("optimizer-moments", "optimizer_config.py: precision-aware needs Adam and sharded state; TE")
@@ -556,9 +712,17 @@ def fsdp2(f: Facts) -> Iterator[Verdict]:
             "fsdp2 overlaps by itself; Megatron's switches do nothing there",
             "set layout.overlap=false",
         )
+    if f.config.precision.dtype == "bf16" and f.config.precision.gradients == "fp32":
+        yield (
+            "precision.gradients",
+            "fsdp2 sums gradients in the parameters' BF16",
+            f"set precision.gradients=bf16, {other}",
+        )
 
 
-@rule("fsdp", "arguments.py validate_args: use_megatron_fsdp; strategies with overlap: wrong losses")
+@rule(
+    "fsdp", "arguments.py validate_args: use_megatron_fsdp; strategies with overlap: wrong losses"
+)
 def fsdp(f: Facts) -> Iterator[Verdict]:
     if f.layout.sharding != "fsdp":
         return
@@ -568,6 +732,13 @@ def fsdp(f: Facts) -> Iterator[Verdict]:
             "optim with overlap gave wrong losses without an error",
             "take optim_grads_params or optim_grads, or layout.overlap=false",
         )
+    if f.layout.fsdp_strategy != "optim" and not f.layout.overlap:
+        yield (
+            "layout.overlap",
+            f"Megatron-FSDP always overlaps with {f.layout.fsdp_strategy} "
+            "(megatron_fsdp.py turns it on in silence)",
+            "set layout.overlap=true, or layout.fsdp_strategy=optim",
+        )
     if f.config.model.tied_embeddings and f.pp > 1:
         yield (
             "layout.pipeline_parallel",
@@ -576,10 +747,15 @@ def fsdp(f: Facts) -> Iterator[Verdict]:
         )
 
 
-@rule("sharded-overlap", "arguments.py: overlap_param_gather needs the distributed optimizer")
-def sharded_overlap(f: Facts) -> Iterator[Verdict]:
-    if f.layout.sharding == "none" and f.layout.overlap and f.config.training.optimizer.name == "sgd":
-        yield "layout.overlap", "with sgd and no sharding", "set layout.overlap=false"
+@rule("unused-strategy", "a setting that nothing reads")
+def unused_strategy(f: Facts) -> Iterator[Verdict]:
+    strategy = f.layout.fsdp_strategy
+    if f.layout.sharding != "fsdp" and strategy != "optim_grads_params":
+        yield (
+            "layout.fsdp_strategy",
+            f"{strategy} means nothing with layout.sharding={f.layout.sharding}",
+            "take layout.sharding=fsdp, or leave it at optim_grads_params",
+        )
 
 
 # --- recompute --------------------------------------------------------------------------------
@@ -602,21 +778,49 @@ def recompute(f: Facts) -> Iterator[Verdict]:
             f"take at most {stage}",
         )
     if layout.recompute != "selective":
+        if layout.recompute_modules != ["core_attn"]:
+            yield (
+                "layout.recompute_modules",
+                f"{', '.join(layout.recompute_modules) or 'an empty list'} means nothing with "
+                f"layout.recompute={layout.recompute}",
+                "set layout.recompute=selective, or leave it at [core_attn]",
+            )
         return
     if not layout.recompute_modules:
         yield "layout.recompute_modules", "none to recompute", "set [core_attn], or recompute=none"
     for module in layout.recompute_modules:
-        if module not in RECOMPUTE_MODULES:
-            yield (
-                "layout.recompute_modules",
-                f"{module!r} is not a module that Megatron recomputes",
-                f"take of {', '.join(RECOMPUTE_MODULES)}",
-            )
-    if "layernorm" in layout.recompute_modules and f.config.precision.recipe == "delayed":
+        if problem := _recompute_problem(f, module):
+            yield "layout.recompute_modules", f"{module}: {problem}", _recompute_fix(f, module)
+
+
+def _recompute_problem(f: Facts, module: str) -> str | None:
+    """Why this module of the model cannot be recomputed; None: it can."""
+    model, needed = f.config.model, RECOMPUTE_MODULES.get(module)
+    if needed is None:
+        return f"no module that is recomputed{did_you_mean(module, RECOMPUTE_MODULES)}"
+    if model.stack in KNOWN_STACKS and needed not in model.pattern:
+        return f"model.pattern {model.pattern!r} has none ({needed})"
+    if module in ("layernorm", "moe_act"):
+        if f.gpu.is_cpu:
+            return "only Transformer Engine's can be recomputed, on a GPU"
+        if f.config.precision.recipe == "delayed":
+            return "it cannot be recomputed under delayed scaling"
+    return None
+
+
+def _recompute_fix(f: Facts, module: str) -> str:
+    able = [name for name in RECOMPUTE_MODULES if _recompute_problem(f, name) is None]
+    return f"take of {', '.join(able)}" if able else "set layout.recompute=full or none"
+
+
+@rule("recompute-attention", "fused attention keeps no scores to save", severity="warning")
+def recompute_attention(f: Facts) -> Iterator[Verdict]:
+    fused = not f.gpu.is_cpu and not f.config.hardware.allow_unfused_attention
+    if f.layout.recompute == "selective" and f.layout.recompute_modules == ["core_attn"] and fused:
         yield (
             "layout.recompute_modules",
-            "layernorm cannot be recomputed under delayed scaling",
-            "take precision=fp8, or leave layernorm out",
+            "fused attention keeps no scores, so recomputing core_attn costs time and saves little",
+            "take [mlp], or layout.recompute=full, which saves the most",
         )
 
 
@@ -644,6 +848,34 @@ def learning_rate(f: Facts) -> Iterator[Verdict]:
             "training.optimizer.min_learning_rate",
             f"{optimizer.min_learning_rate} is above learning_rate={optimizer.learning_rate}",
             "take less",
+        )
+    elif optimizer.schedule == "constant" and optimizer.min_learning_rate:
+        yield (
+            "training.optimizer.min_learning_rate",
+            f"a constant learning rate never falls to {optimizer.min_learning_rate}",
+            "set it to 0, or take schedule=cosine or linear",
+        )
+
+
+@rule("unused-data", "a setting that nothing reads")
+def unused_data(f: Facts) -> Iterator[Verdict]:
+    data, tokenizer = f.config.data, f.config.data.tokenizer
+    if data.kind != "indexed":
+        given = {
+            "data.paths": data.paths,
+            "data.train_paths": data.train_paths,
+            "data.valid_paths": data.valid_paths,
+            "data.test_paths": data.test_paths,
+            "data.split": data.split,
+        }
+        for setting, value in given.items():
+            if value:
+                yield setting, f"{value} means nothing with data={data.kind}", "take data=indexed"
+    if tokenizer.path is not None and tokenizer.kind in ("byte", "none"):
+        yield (
+            "data.tokenizer.path",
+            f"a tokenizer of kind {tokenizer.kind} has no file",
+            "set data.tokenizer.kind=huggingface or sentencepiece, or data.tokenizer.path=null",
         )
 
 
@@ -689,7 +921,10 @@ def cpu_fp16(f: Facts) -> Iterator[Verdict]:
 
 @rule("cpu-layers", "mamba-ssm and flash-linear-attention have GPU kernels only", of_machine=True)
 def cpu_layers(f: Facts) -> Iterator[Verdict]:
-    names = {"G": "gated delta net (extra `hybrid`, flash-linear-attention)", "M": "Mamba (mamba-ssm)"}
+    names = {
+        "G": "gated delta net (extra `hybrid`, flash-linear-attention)",
+        "M": "Mamba (mamba-ssm)",
+    }
     for symbol, name in names.items():
         if f.gpu.is_cpu and symbol in f.config.model.pattern:
             yield (

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+LARGEST = 2**63 - 1  # what Megatron and torch count with
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 # A number of blocks, or a share of them such as "15%" (rounded up).
@@ -29,7 +30,7 @@ def amount(value: int | str, whole: int) -> int:
 class Choice(BaseModel):
     """Base of all groups: unknown keys are errors, values are not coerced, nothing mutates."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ModelRecipe(Choice):
@@ -154,9 +155,9 @@ class OptimizerConfig(Choice):
     warmup_steps: StepCount
     decay_steps: PositiveInt | None  # None: train_steps
     weight_decay: Annotated[float, Field(ge=0)]
-    beta1: Fraction
-    beta2: Fraction
-    epsilon: PositiveFloat
+    beta1: Fraction  # SGD: its momentum
+    beta2: Fraction  # Adam only
+    epsilon: PositiveFloat  # Adam only
     clip_grad: Annotated[float, Field(ge=0)]  # 0: off
 
 
