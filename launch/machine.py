@@ -5,26 +5,35 @@ No torch: GPUs come from NVML, the rest from the operating system.
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
+from launch import gpus
 from planning.findings import Finding
 from planning.hardware import GIB, GPUS, gpu_of_nvml_name
 from planning.plan import Plan
 from planning.schema import HardwareConfig
+from training.device import ENOUGH_MEMORY, planned_memory_gib, torch_cudnn
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+# A card's memory differs from the table's by more: another model of the kind, or a MIG instance.
+SAME_MEMORY = 0.02
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Machine:
-    """GPUs by NVML's name and memory in GiB; the host's memory in GiB; its cores."""
+    """GPUs that a process here sees, by NVML's name, and the memory in GiB of the smallest; the
+    host's memory in GiB and its cores, as far as this process may use them."""
 
     gpu_names: tuple[str, ...]
     gpu_memory_gib: float | None
     host_gib: float
     cores: int
     driver: str | None = None
+    problems: tuple[Finding, ...] = ()
 
     @property
     def gpu(self) -> str:
@@ -35,73 +44,143 @@ class Machine:
 
 
 def look() -> Machine:
-    """This machine. A driver that does not answer counts as no GPU."""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    cores = len(os.sched_getaffinity(0))
+    """This machine. What is wrong with its GPUs is in `problems`; nothing is raised."""
+    cards = gpus.look()
+    names = tuple(card.name for card in cards.visible)
+    memory = min((c.memory_gib for c in cards.visible if c.memory_gib is not None), default=None)
+    return Machine(names, memory, host_memory_gib(), cores(), cards.driver, cards.problems)
+
+
+def host_memory_gib() -> float:
+    """The memory that this process may use: the machine's, or a container's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in _cgroups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
+            value = _read(folder / name).strip()
+            if value.isdigit():  # not "max"
+                limits.append(int(value))
+    return min(limits) / GIB
+
+
+def cores() -> int:
+    """The cores that this process may use: its affinity, or a container's quota of CPU time."""
+    limits = [len(os.sched_getaffinity(0))]
+    for folder in _cgroups("cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if not period:
+            quota = _read(folder / "cpu.cfs_quota_us").strip()
+            period = _read(folder / "cpu.cfs_period_us").strip()
+        if quota.isdigit() and period.isdigit():  # not "max", not -1
+            limits.append(max(1, int(quota) // int(period)))
+    return min(limits)
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control groups, from its own up; a limit holds for all below.
+
+    A container often sees only its own group, mounted as the root: what does not exist is skipped
+    by the reader.
+    """
+    for line in _read(OWN_CGROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            roots = [CGROUPS, CGROUPS / "unified"]
+        elif controller in controllers.split(","):
+            roots = [CGROUPS / controller, CGROUPS / controllers]
+        else:
+            continue
+        for root in roots:
+            inner = Path(path.lstrip("/"))
+            yield from (root / folder for folder in (inner, *inner.parents))
+
+
+def _read(path: Path) -> str:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:
-        return Machine((), None, host, cores)
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        names = tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        memory = min((pynvml.nvmlDeviceGetMemoryInfo(h).total / GIB for h in handles), default=None)
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return Machine(names, memory, host, cores, driver)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def fill(hardware: HardwareConfig, machine: Machine) -> HardwareConfig:
     """`hardware=this` with what was found in the place of its nulls; others as they are."""
     if hardware.gpu is not None and hardware.gpus_per_node is not None:
         return hardware
-    gpu = machine.gpu if machine.gpu in GPUS else "cpu"
-    count = 1 if gpu == "cpu" else len(machine.gpu_names)
-    memory = machine.host_gib if gpu == "cpu" else None
+    gpu = hardware.gpu or (machine.gpu if machine.gpu in GPUS else "cpu")
+    cpu = gpu == "cpu"
+    count = 1 if cpu else max(1, len(machine.gpu_names))
+    memory = machine.host_gib if cpu else _unusual_memory(gpu, machine)
     return hardware.model_copy(
         update={
-            "gpu": hardware.gpu or gpu,
+            "gpu": gpu,
             "gpus_per_node": hardware.gpus_per_node or count,
             "memory_gib": hardware.memory_gib or memory,
         }
     )
 
 
+def _unusual_memory(gpu: str, machine: Machine) -> float | None:
+    """The memory in GiB of cards whose memory is not what the table says of `gpu`, else None."""
+    usual, found = GPUS[gpu].memory_gib, machine.gpu_memory_gib
+    if usual is None or found is None or abs(found / usual - 1) <= SAME_MEMORY:
+        return None
+    return round(found, 1)
+
+
 def compare(plan: Plan, machine: Machine) -> list[Finding]:
-    """Why this machine cannot run the plan: errors of kind `machine`."""
+    """Why this machine cannot run the plan: errors of kind `machine`, and warnings."""
     hardware, found = plan.config.hardware, []
+    looked_up = hardware.name == "this"
 
     def cannot(setting: str, message: str, fix: str) -> None:
         found.append(Finding("machine", "error", setting, message, fix, machine=True))
 
     elsewhere = "take launch=plan to stop after the plan, or the machine that has it"
-    if machine.gpu == "unknown":
-        cannot(
-            "hardware",
-            f"the card {machine.gpu_names[0]!r} is not one that plans know "
-            f"({', '.join(name for name in GPUS if name != 'cpu')})",
-            "name the nearest with hardware.gpu=..., hardware.gpus_per_node=... and "
-            "hardware.memory_gib=...",
-        )
+    if hardware.gpu != "cpu":
+        found += machine.problems
+    elif looked_up:  # a CPU is what is left: no reason to refuse, but to say why
+        found += [dataclasses.replace(p, severity="warning") for p in machine.problems]
+    if machine.gpu == "unknown" and looked_up:
+        card = machine.gpu_names[0]
+        if hardware.gpu == "cpu":
+            cannot(
+                "hardware",
+                f"the card {card!r} is not one that plans know "
+                f"({', '.join(name for name in GPUS if name != 'cpu')})",
+                "name the one whose figures are nearest with hardware.gpu=..., or take "
+                "hardware=cpu",
+            )
+        else:
+            found.append(
+                Finding(
+                    "another-card",
+                    "warning",
+                    "hardware.gpu",
+                    f"{card} is taken for {GPUS[hardware.gpu or 'cpu'].title}: speeds and formats "
+                    "in the plan are of that card",
+                )
+            )
     elif hardware.gpu != machine.gpu and hardware.gpu != "cpu":
-        here = "no GPU" if machine.gpu == "cpu" else f"{machine.gpu}s"
+        here = "no GPU" if machine.gpu == "cpu" else ", ".join(sorted(set(machine.gpu_names)))
         cannot(
             "hardware", f"the plan is for {hardware.gpu}, and this machine has {here}", elsewhere
         )
-    elif hardware.gpu != "cpu" and plan.processes_per_node > len(machine.gpu_names):
+    if 0 < len(machine.gpu_names) < plan.processes_per_node and hardware.gpu != "cpu":
         cannot(
             "hardware.gpus_per_node",
             f"{plan.processes_per_node} GPUs planned, {len(machine.gpu_names)} here",
             elsewhere,
+        )
+    planned, memory = planned_memory_gib(plan), machine.gpu_memory_gib
+    if (
+        hardware.gpu != "cpu"
+        and planned is not None
+        and memory is not None
+        and memory < ENOUGH_MEMORY * planned
+    ):
+        cannot(
+            "hardware.memory_gib",
+            f"the plan counts on {planned:.1f} GiB a GPU, and those here have {memory:.1f} GiB",
+            "take hardware=this, which looks it up",
         )
     if plan.nodes > 1:
         cannot(
@@ -114,20 +193,16 @@ def compare(plan: Plan, machine: Machine) -> list[Finding]:
 
 def environment(plan: Plan, machine: Machine) -> dict[str, str]:
     """The plan's environment with its policies turned into this machine's paths and numbers."""
-    cores = max(1, machine.cores // plan.processes_per_node)
+    cudnn = torch_cudnn()
     values = {
-        "policy:cores-per-process": str(cores),
-        "policy:torch-cudnn": _torch_cudnn(),
+        "policy:cores-per-process": str(max(1, machine.cores // plan.processes_per_node)),
+        "policy:torch-cudnn": str(cudnn) if cudnn else None,
     }
     resolved = {name: values.get(value, value) for name, value in plan.environment.items()}
+    if cudnn and resolved.get("CUDNN_HOME") == str(cudnn):
+        # CUDNN_HOME gives Transformer Engine the main library only. On a machine with a CUDA
+        # toolkit the loader looks for the others (libcudnn_graph.so.9, ...) itself: it finds none,
+        # or those of another version.
+        before = os.environ.get("LD_LIBRARY_PATH")
+        resolved["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(cudnn / "lib"), before]))
     return {name: value for name, value in resolved.items() if value is not None}
-
-
-def _torch_cudnn() -> str | None:
-    """The folder of the cuDNN that torch itself loads, or None where torch brings none."""
-    spec = importlib.util.find_spec("nvidia")
-    for parent in spec.submodule_search_locations or [] if spec else []:
-        folder = Path(parent) / "cudnn"
-        if folder.is_dir():
-            return str(folder)
-    return None

@@ -1,85 +1,364 @@
-"""Whether the GPU in this process can run the plan as it stands: format and attention."""
+"""Whether this process's GPU and packages can run the plan as it stands: card, format, attention.
+
+Names of Transformer Engine are those of 2.20.2. Importing this module imports neither torch nor
+Transformer Engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from planning.findings import Finding, MachineError
+from planning.hardware import GIB, GPUS, gpu_of_nvml_name
 from planning.plan import Plan
 
+# Of the planned memory, what a card must have: the table's figures are of one card of the kind.
+ENOUGH_MEMORY = 0.95
+# Memory in GiB that others may hold on a GPU before it is worth a warning.
+OTHERS_MEMORY_GIB = 2.0
+# Megatron's LanguageModule insists on these for --attention-backend fused and auto.
+ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
-def check_gpu(plan: Plan) -> None:
-    """Raise MachineError where this process's GPU or packages cannot run the plan."""
+
+def check_gpu(plan: Plan) -> list[str]:
+    """Warnings; raises MachineError where this process's GPU or packages cannot run the plan.
+
+    LOCAL_RANK's GPU becomes the current device.
+    """
     import torch
 
-    def cannot(setting: str, message: str, fix: str) -> MachineError:
-        return MachineError(Finding("machine", "error", setting, message, fix, machine=True))
+    warnings = _check_card(plan, torch)
+    _check_attention_variables(plan)
+    engine = import_engine()
+    _check_cudnn(torch)
+    _check_format(plan, torch, engine)
+    return warnings
 
-    if not torch.cuda.is_available():
-        raise cannot("hardware", "torch sees no GPU", "check the driver with tools/doctor.py")
+
+def _cannot(setting: str, message: str, fix: str, id: str = "machine") -> MachineError:
+    return MachineError(Finding(id, "error", setting, message, fix, machine=True))
+
+
+# --- the card ---------------------------------------------------------------------------------
+
+
+def planned_memory_gib(plan: Plan) -> float | None:
+    """The memory of one GPU that the plan counts on."""
+    hardware = plan.config.hardware
+    return hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
+
+
+def _check_card(plan: Plan, torch: Any) -> list[str]:
+    hardware = plan.config.hardware
     try:
-        import transformer_engine.pytorch as te
-        from transformer_engine.pytorch import quantization
-    except ImportError as error:
-        raise cannot(
+        torch.cuda.init()
+    except Exception as error:
+        raise _cannot(
             "hardware",
-            f"Transformer Engine does not import ({error})",
-            "install the extra: pip install 'slipway[te]', or use the container",
+            f"torch {torch.__version__} cannot use a GPU here: {error}",
+            "tools/doctor.py looks into the driver",
         ) from error
-    checks = {
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise _cannot(
+            "hardware.gpus_per_node",
+            f"the plan starts {plan.processes_per_node} processes on a node, one a GPU, and torch "
+            f"sees {count} here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})",
+            f"set hardware.gpus_per_node={count}, or show it the others",
+        )
+    torch.cuda.set_device(local)
+    name = torch.cuda.get_device_name(local)
+    kind = gpu_of_nvml_name(name)
+    # With hardware=this a person may have said which known card another one is like.
+    if kind != hardware.gpu and not (kind is None and hardware.name == "this"):
+        raise _cannot(
+            "hardware", f"the plan is for {hardware.gpu}, and GPU {local} is {name}",
+            "plan for the cards that are here: hardware=this",
+        )  # fmt: skip
+    free, total = (size / GIB for size in torch.cuda.mem_get_info(local))
+    planned = planned_memory_gib(plan)
+    if planned is not None and total < ENOUGH_MEMORY * planned:
+        raise _cannot(
+            "hardware.memory_gib",
+            f"the plan counts on {planned:.1f} GiB a GPU, and GPU {local} ({name}) has "
+            f"{total:.1f} GiB",
+            f"set hardware.memory_gib={total:.1f}",
+        )
+    if (used := total - free) > OTHERS_MEMORY_GIB:
+        return [
+            f"other processes hold {used:.1f} of {total:.1f} GiB on GPU {local} (nvidia-smi lists "
+            "them): the run may run out of memory"
+        ]
+    return []
+
+
+# --- Transformer Engine and its formats -------------------------------------------------------
+
+
+def import_engine() -> Any:
+    """The package transformer_engine, whole. Raises MachineError for whatever stops its import."""
+    try:
+        import torch  # noqa: F401  (first: its libraries must be found before others)
+        import transformer_engine
+        import transformer_engine.pytorch
+    except Exception as error:  # OSError: a library is missing; AssertionError: versions differ
+        missing = isinstance(error, ModuleNotFoundError)
+        raise _cannot(
+            "hardware",
+            f"Transformer Engine does not import: {type(error).__name__}: {error}",
+            "install the extra: pip install 'slipway[te]', or use the container"
+            if missing
+            else "tools/doctor.py compares its packages and the cuDNNs of this machine",
+        ) from error
+    return transformer_engine
+
+
+def format_checks() -> dict[str, Any]:
+    """Transformer Engine's own checks by recipe; each returns (available, reason why not)."""
+    from transformer_engine.pytorch import quantization
+
+    return {
         "delayed": quantization.check_fp8_support,
         "current": quantization.check_fp8_support,
         "blockwise": quantization.check_fp8_block_scaling_support,
         "mxfp8": quantization.check_mxfp8_support,
-        "nvfp4": quantization.check_nvfp4_support,
+        "nvfp4": lambda: _nvfp4_support(quantization),
     }
-    check = checks.get(plan.config.precision.recipe)
-    if check is not None:
-        able, reason = check()
-        if not able:
-            raise cannot(
-                "precision",
-                f"Transformer Engine {te.__version__} refuses {plan.config.precision.name} on this "
-                f"{torch.cuda.get_device_name()}: {reason}",
-                "take precision=bf16 here, or the hardware that computes it",
+
+
+def _nvfp4_support(quantization: Any) -> tuple[bool, str]:
+    # Its check has no upper bound, and its training kernels fail on sm_120.
+    capability = quantization.get_device_compute_capability()
+    if capability >= (12, 0):
+        return False, f"its NVFP4 training kernels fail on compute capability {capability[0]}.x"
+    return quantization.check_nvfp4_support()
+
+
+def _check_format(plan: Plan, torch: Any, engine: Any) -> None:
+    precision = plan.config.precision
+    check = format_checks().get(precision.recipe)
+    if check is None or precision.emulate:
+        return
+    able, reason = check()
+    if not able:
+        raise _cannot(
+            "precision",
+            f"Transformer Engine {engine.__version__} refuses {precision.name} on this "
+            f"{torch.cuda.get_device_name()}: {reason}",
+            "take precision=bf16 here, or the hardware that computes it",
+        )
+
+
+# --- cuDNN ------------------------------------------------------------------------------------
+
+
+def torch_cudnn() -> Path | None:
+    """The folder of the cuDNN package that torch loads, or None where torch brings none."""
+    torch = importlib.util.find_spec("torch")
+    nvidia = importlib.util.find_spec("nvidia")
+    # torch's libraries look beside torch first (their RPATH), then it searches sys.path.
+    parents = [Path(torch.origin).parents[1] / "nvidia"] if torch and torch.origin else []
+    parents += [Path(path) for path in (nvidia.submodule_search_locations or [])] if nvidia else []
+    return next((path / "cudnn" for path in parents if (path / "cudnn" / "lib").is_dir()), None)
+
+
+def loaded_cudnns(maps: Path = Path("/proc/self/maps")) -> list[Path]:
+    """The folders whose cuDNN libraries this process has loaded.
+
+    What the libraries say of themselves is not enough: cudnnGetVersion of a second cuDNN answers
+    with the version of the first one's parts.
+    """
+    lines = [line for line in maps.read_text().splitlines() if "/libcudnn" in line]
+    return sorted({Path(line.split(maxsplit=5)[5]).resolve().parent for line in lines})
+
+
+def cudnn_version(folder: Path) -> str:
+    """The version of the cuDNN in `folder`, asked in a process of its own; "unknown" if it fails
+    there."""
+    ask = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"
+    for library in sorted(folder.glob("libcudnn.so*")):
+        answer = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ask, str(library)],
+            env=os.environ | {"LD_LIBRARY_PATH": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if answer.returncode == 0:
+            return decode_cudnn_version(int(answer.stdout))
+    return "unknown"
+
+
+def decode_cudnn_version(number: int) -> str:
+    """91900 -> "9.19.0"; before cuDNN 9, 8907 -> "8.9.7"."""
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _check_cudnn(torch: Any) -> None:
+    import transformer_engine_torch as engine
+
+    try:
+        torchs = decode_cudnn_version(torch.backends.cudnn.version())
+    except RuntimeError as error:  # found another than it was built with
+        raise _two_cudnns(str(error).split(". ")[0]) from error
+    engines = decode_cudnn_version(engine.get_cudnn_version())
+    if engines != torchs:
+        raise _two_cudnns(f"torch has cuDNN {torchs} and Transformer Engine {engines}")
+    if len(folders := loaded_cudnns()) > 1:
+        loaded = {folder: cudnn_version(folder) for folder in folders}
+        if len(set(loaded.values())) > 1:
+            found = " and ".join(f"{version} from {path}" for path, version in loaded.items())
+            raise _two_cudnns(f"this process has loaded cuDNN {found}")
+
+
+def _two_cudnns(message: str) -> MachineError:
+    home = torch_cudnn()
+    now = ", ".join(
+        f"{name}={os.environ.get(name, '')}" for name in ("CUDNN_HOME", "LD_LIBRARY_PATH")
+    )
+    return _cannot(
+        "hardware",
+        f"{message}. Mixed versions disable fused attention without an error ({now})",
+        "start it with launch/train.py, or with "
+        + (f"CUDNN_HOME={home} LD_LIBRARY_PATH={home}/lib" if home else "CUDNN_HOME of torch's"),
+        id="two-cudnns",
+    )
+
+
+# --- attention --------------------------------------------------------------------------------
+
+
+def _check_attention_variables(plan: Plan) -> None:
+    """Variables that choose an attention back end would contradict the plan's."""
+    wanted = ("1", "1", "1") if plan.config.hardware.allow_unfused_attention else ("0", "1", "0")
+    for name, value in zip(ATTENTION_VARIABLES, wanted, strict=True):
+        if os.environ.get(name, value) != value:
+            raise _cannot(
+                "hardware.allow_unfused_attention",
+                f"the environment has {name}={os.environ[name]}, and the plan needs {value}",
+                f"unset {name}",
             )
 
 
-def attention_backend() -> str | None:
-    """The attention that Transformer Engine chose at its last call, or None before the first."""
+def _dot_product_attention() -> Any:
     from transformer_engine.pytorch.attention.dot_product_attention import (
         dot_product_attention as module,
     )
 
-    chosen: dict[str, Any] = module._attention_backends
+    return module
+
+
+def attention_backend() -> str | None:
+    """The attention that Transformer Engine chose at its last call, or None before the first."""
+    chosen: dict[str, Any] = _dot_product_attention()._attention_backends
     for name in ("flash", "fused", "unfused"):
         if chosen.get(f"use_{name}_attention"):
             return name
     return None
 
 
+def describe_attention(backend: str) -> str:
+    """As 'fused (cuDNN 9.19.0)'."""
+    import transformer_engine_torch as engine
+
+    if backend == "fused":
+        return f"fused (cuDNN {decode_cudnn_version(engine.get_cudnn_version())})"
+    if backend == "flash":
+        version = _dot_product_attention()._attention_backends["flash_attention_backend"]
+        return f"flash (flash-attn {version})"
+    return backend
+
+
+def why_not_fused() -> list[str]:
+    """What Transformer Engine says against fused and flash attention for its last call."""
+    module = _dot_product_attention()
+    utils, parameters = module.dpa_utils, module._attention_backends["attention_params"]
+    if parameters is None:
+        return []
+    return explain(utils, parameters)[1]
+
+
+def explain(utils: Any, parameters: Any) -> tuple[dict[str, bool], list[str]]:
+    """Which back ends of TE's AttentionParams are available, and its reasons against the others.
+
+    utils: transformer_engine.pytorch.attention.dot_product_attention.utils, which says its reasons
+    to a logger only.
+    """
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, handler = logging.getLogger("DotProductAttention"), Keep()
+    level, propagate = utils.AttentionLogging._log_level, logger.propagate
+    utils.AttentionLogging._log_level, logger.propagate = logging.DEBUG, False
+    others, logger.handlers = logger.handlers, [handler]
+    try:
+        available = utils.get_attention_backend(parameters)[5]
+    finally:
+        utils.AttentionLogging._log_level, logger.propagate = level, propagate
+        logger.handlers = others
+        logger.setLevel(level)
+    names = dict(zip(("flash", "fused", "unfused"), map(bool, available), strict=True))
+    return names, _reasons(said)
+
+
+def _reasons(said: Iterable[str]) -> list[str]:
+    return [line for line in dict.fromkeys(said) if line.startswith("Disabling")]
+
+
+def check_attention(plan: Plan) -> str | None:
+    """The attention back end of the step just done, None where the model or a CPU has no choice.
+
+    Raises MachineError if it is unfused and the plan does not allow that.
+    """
+    if plan.backend != "te":
+        return None
+    chosen = attention_backend()
+    if chosen == "unfused" and not plan.config.hardware.allow_unfused_attention:
+        raise _no_fused_attention(plan, "it computed the first step without")
+    return chosen
+
+
+def _no_fused_attention(plan: Plan, message: str) -> MachineError:
+    try:
+        reasons = why_not_fused()
+    except Exception:  # the reasons are an extra
+        reasons = []
+    why = "; ".join([message, *reasons])
+    setting = "hardware.allow_unfused_attention"
+    if plan.config.hardware.allow_unfused_attention:
+        message = f"Transformer Engine has no attention at all for this model here ({why})"
+        fix = "run tools/doctor.py"
+    else:
+        message = (
+            "Transformer Engine has no fused attention for this model here, and unfused it would "
+            f"be several times slower and larger ({why})"
+        )
+        fix = f"run tools/doctor.py (two cuDNN versions are the usual cause), or set {setting}=true"
+    return _cannot(setting, message, fix, id="attention")
+
+
 @contextmanager
 def translate_attention_error(plan: Plan) -> Iterator[None]:
     """Say in our words that Transformer Engine found no fused attention (exit 3).
 
-    The plan asks for fused attention only; TE raises in the first step where it has none.
+    The plan asks for fused attention only; TE raises a ValueError in the first step where it has
+    none (dot_product_attention.py, "No dot product attention backend is available").
     """
     try:
         yield
-    except Exception as error:
-        if "attention backend" in str(error).lower() and plan.backend == "te":
-            raise MachineError(
-                Finding(
-                    "attention",
-                    "error",
-                    "hardware.allow_unfused_attention",
-                    "Transformer Engine finds no fused attention here: unfused, this step would be "
-                    f"several times slower and larger ({error})",
-                    "run tools/doctor.py (two cuDNN versions are the usual cause), or set "
-                    "hardware.allow_unfused_attention=true",
-                    machine=True,
-                )
-            ) from error
+    except ValueError as error:
+        if "No dot product attention backend" in str(error) and plan.backend == "te":
+            raise _no_fused_attention(plan, str(error)) from error
         raise

@@ -8,6 +8,7 @@ Events, by their key "event":
   step        a line of metrics.jsonl, train_steps, optionally device ("cpu" or "gpu")
   validation  step, and validation_loss or test_loss
   checkpoint  step, path, seconds
+  notice      text                          worth a line that stays
   warning     text
 """
 
@@ -76,7 +77,7 @@ def format_event(event: Event) -> str:
             return f"step {event['step']}: {kind} loss {number(event.get(f'{kind}_loss'))}"
         case "checkpoint":
             return f"step {event['step']}: saved {event['path']} in {event['seconds']:.1f} s"
-        case "phase":
+        case "phase" | "notice":
             return str(event["text"])
         case "warning":
             return f"warning: {event['text']}"

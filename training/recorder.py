@@ -22,7 +22,7 @@ from megatron.training.global_vars import get_args
 
 from planning.hardware import GIB, GPUS
 from planning.plan import Plan
-from training import checkpoints
+from training import checkpoints, device
 from training.events import EventLog
 from training.step import LOSS
 
@@ -38,6 +38,7 @@ class Recorder:
         self.started = self.mark = time.perf_counter()
         self.step = 0
         self.first_step: int | None = None
+        self.attention: str | None = None  # what Transformer Engine chose for the first step
         self.loss: float | None = None
         self.evaluations: dict[str, float] = {}
         self.checkpoint: str | None = None
@@ -93,6 +94,11 @@ class Recorder:
         self.step = iteration
         if self.first_step is None:
             self.first_step = iteration
+            self.attention = device.check_attention(self.plan)
+            if self.writes and self.attention is not None:
+                text = f"attention: {device.describe_attention(self.attention)}"
+                kind = "warning" if self.attention == "unfused" else "notice"
+                self.events.write(kind, text=text)
         if self.writes:
             self.loss = _finite(losses[LOSS]) if LOSS in losses else None
             step_s = began - self.mark
@@ -195,6 +201,7 @@ class Recorder:
             else None,
             "median_mfu": self._mfu(median) if median else None,
             "mfu_peak_tflops": peak_tflops(self.plan),
+            "attention_backend": self.attention,
             "peak_memory_gib": max(peak),
             "peak_memory_gib_per_rank": peak,
             "checkpoint": self.checkpoint,

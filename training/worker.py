@@ -68,7 +68,7 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
     first = rank == 0
     if first:
         events.write("phase", text="importing torch and Megatron")
-    notes = _prepare_device(plan)
+    notes = _prepare_device(plan, events)
     from megatron.core.enums import ModelType
     from megatron.training import get_args, pretrain
     from megatron.training import training as loop
@@ -177,7 +177,7 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
     return 0
 
 
-def _prepare_device(plan: Plan) -> list[str]:
+def _prepare_device(plan: Plan, events: EventLog) -> list[str]:
     """Import torch with what the plan's backend needs; the notes for the summary."""
     import torch
 
@@ -186,7 +186,8 @@ def _prepare_device(plan: Plan) -> list[str]:
     if plan.backend == "te":
         from training.device import check_gpu
 
-        check_gpu(plan)
+        for text in check_gpu(plan):
+            events.write("warning", text=text)
         megatron_fixes.apply()
         return []
     if torch.cuda.is_available():
