@@ -11,8 +11,8 @@ from planning.findings import Finding
 from planning.plan import Plan
 from planning.resolve import resolve
 from planning.schema import HardwareConfig
+from tests.choices import config
 from tests.launch.fake_nvml import A2000, H200, FakeNvml, cards, install
-from tests.training.runs import config
 
 THIS = HardwareConfig(
     name="this",
