@@ -19,14 +19,12 @@ def build(hardware: HardwareConfig, layout: LayoutConfig) -> dict[str, str]:
     if gpu.is_cpu:
         # One process computes with all cores it is given; oversubscription is slower.
         return {"OMP_NUM_THREADS": "policy:cores-per-process", "CUDA_VISIBLE_DEVICES": ""}
-    assert gpu.compute_capability is not None
-    blackwell = gpu.compute_capability >= (10, 0)
     fsdp = layout.sharding in ("fsdp", "fsdp2")
     split = (layout.tensor_parallel or 1) > 1 or (layout.context_parallel or 1) > 1
     environment = {
         # Hopper launches TP/CP communication before compute only with a single queue; Blackwell
         # and FSDP want many.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1" if split and not blackwell and not fsdp else "32",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1" if split and not gpu.is_blackwell and not fsdp else "32",
         # Fragmentation ended runs with a third of the memory free.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         # Two cuDNNs on a machine: TE would take the wrong one and fall back to unfused attention.
@@ -34,7 +32,7 @@ def build(hardware: HardwareConfig, layout: LayoutConfig) -> dict[str, str]:
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "OMP_NUM_THREADS": "8",
     }
-    if blackwell:
+    if gpu.is_blackwell:
         environment |= {
             "TORCH_NCCL_HIGH_PRIORITY": "1",
             "NVTE_FWD_LAYERNORM_SM_MARGIN": "20",

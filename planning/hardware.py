@@ -30,6 +30,10 @@ class Gpu:
     def is_cpu(self) -> bool:
         return self.compute_capability is None
 
+    @property
+    def is_blackwell(self) -> bool:
+        return self.compute_capability is not None and self.compute_capability >= (10, 0)
+
     def supports(self, recipe: str) -> bool:
         """Whether a low precision recipe runs on this GPU (TE 2.20 quantization.py's gates, except
         that NVFP4's open upper bound is closed: its training kernels fail on sm_120)."""

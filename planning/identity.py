@@ -44,9 +44,7 @@ def is_fixed(setting: str) -> bool:
     return _under(setting, FIXED) and not _under(setting, NOT_FIXED)
 
 
-def changes(
-    before: Mapping[str, Any], after: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings of two configurations (nested dictionaries) that differ: {setting: (old, new)}."""
     old, new = flatten(before), flatten(after)
     ignored = ("run_dir", "resume")

@@ -6,6 +6,7 @@ refuses to start where a parsed value differs from what stands here.
 
 from __future__ import annotations
 
+from planning.hardware import GPUS, Gpu
 from planning.schema import (
     CheckpointConfig,
     DataConfig,
@@ -42,7 +43,8 @@ def build(
         *_model(config.model, pattern, padded_vocab_size, backend),
         *_backend(backend, config.hardware.allow_unfused_attention),
         *_precision(config.precision, config.layout, bf16_symbols),
-        *_layout(config.layout, config.precision, symbols_per_block),
+        *_layout(config.layout, config.precision, GPUS[config.hardware.gpu or "cpu"]),
+        *_recompute(config.layout, symbols_per_block),
         *_training(config.training, config.precision),
         *_data(config.data, config.model),
         *_checkpoint(config.checkpoint, config.layout, checkpoint_format),
@@ -95,8 +97,12 @@ def _model(model: ModelConfig, pattern: str, padded_vocab_size: int, backend: st
 
 
 def _backend(backend: str, allow_unfused: bool) -> list[str]:
-    # Fused gradient accumulation needs APEX in the output layer.
-    common = ["--no-gradient-accumulation-fusion", "--no-create-attention-mask-in-dataloader"]
+    common = [
+        # Fused gradient accumulation needs APEX in the output layer.
+        "--no-gradient-accumulation-fusion",
+        "--no-create-attention-mask-in-dataloader",
+        "--no-bias-gelu-fusion",  # there are no biases
+    ]
     if backend == "te":
         return [
             "--transformer-impl", "transformer_engine",
@@ -115,7 +121,6 @@ def _backend(backend: str, allow_unfused: bool) -> list[str]:
         "--no-masked-softmax-fusion",
         "--no-bias-dropout-fusion",
         "--no-bias-swiglu-fusion",
-        "--no-bias-gelu-fusion",
         "--no-persist-layer-norm",
         "--no-rope-fusion",
         "--no-gradient-reduce-div-fusion",  # gloo has no PREMUL_SUM
@@ -172,7 +177,7 @@ def _precision(
     return args
 
 
-def _layout(layout: LayoutConfig, precision: PrecisionConfig, symbols_per_block: int) -> list[str]:
+def _layout(layout: LayoutConfig, precision: PrecisionConfig, gpu: Gpu) -> list[str]:
     args = [
         "--tensor-model-parallel-size", str(layout.tensor_parallel),
         "--pipeline-model-parallel-size", str(layout.pipeline_parallel),
@@ -184,6 +189,9 @@ def _layout(layout: LayoutConfig, precision: PrecisionConfig, symbols_per_block:
         args += ["--cp-comm-type", "p2p"]
     if layout.sequence_parallel:
         args.append("--sequence-parallel")
+    if (layout.virtual_pipeline_parallel or 1) == 1:
+        # Both are of the interleaved schedule.
+        args += ["--no-overlap-p2p-communication", "--no-align-param-gather"]
     if layout.sharding in ("optimizer", "fsdp"):
         args.append("--use-distributed-optimizer")
     if layout.sharding == "fsdp":
@@ -198,20 +206,30 @@ def _layout(layout: LayoutConfig, precision: PrecisionConfig, symbols_per_block:
         ]  # fmt: skip
     if layout.sharding == "fsdp2":
         args.append("--use-torch-fsdp2")
+    if layout.sharding == "fsdp2" or (
+        # A CPU passes for Blackwell (training/cpu_standin.py).
+        layout.sharding == "fsdp" and (gpu.is_blackwell or gpu.is_cpu)
+    ):
+        groups = ["dp_cp", "ep_dp"] if (layout.expert_parallel or 1) > 1 else ["dp_cp"]
+        args += ["--high-priority-stream-groups", *groups]
     if layout.overlap and layout.sharding in ("optimizer", "fsdp"):
         args += ["--overlap-grad-reduce", "--overlap-param-gather"]
     elif layout.overlap and layout.sharding == "none":
         args.append("--overlap-grad-reduce")
+    return args
+
+
+def _recompute(layout: LayoutConfig, symbols_per_block: int) -> list[str]:
     if layout.recompute == "full":
-        args += [
+        return [
             "--recompute-granularity", "full",
             "--recompute-method", "uniform",
             "--recompute-num-layers", str((layout.recompute_layers or 1) * symbols_per_block),
         ]  # fmt: skip
-    elif layout.recompute == "selective":
-        args += ["--recompute-granularity", "selective"]
-        args += ["--recompute-modules", *layout.recompute_modules]
-    return args
+    if layout.recompute == "selective":
+        modules = layout.recompute_modules
+        return ["--recompute-granularity", "selective", "--recompute-modules", *modules]
+    return []
 
 
 def _training(training: TrainingConfig, precision: PrecisionConfig) -> list[str]:
@@ -270,7 +288,7 @@ def _data(data: DataConfig, model: ModelConfig) -> list[str]:
 def _checkpoint(
     checkpoint: CheckpointConfig, layout: LayoutConfig, format: str | None
 ) -> list[str]:
-    args: list[str] = []
+    args = ["--async-strategy", "mcore"]  # of asynchronous saves, of which there are none
     if format is not None:
         folder = "run:/checkpoints" if checkpoint.save is True else str(checkpoint.save)
         args += [

@@ -59,7 +59,9 @@ def load(path: Path) -> Plan:
     """The plan in a plan.yaml. Errors: OSError, ValueError (pydantic's) for another version."""
     data: dict[str, Any] = yaml.safe_load(path.read_text())
     if data.get("version") != VERSION:
-        raise ValueError(f"{path} has plan version {data.get('version')}, this program reads {VERSION}")
+        raise ValueError(
+            f"{path} has plan version {data.get('version')}, this program reads {VERSION}"
+        )
     return Plan.model_validate(data, strict=False)
 
 

@@ -5,6 +5,8 @@ tests/launch/test_compose.py compares with Hydra's own composition.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,3 +61,25 @@ def config(*overrides: str) -> RunConfig:
     """The typed choice, `hardware=this` being a CPU."""
     chosen = compose.from_values(values(*overrides))
     return chosen.model_copy(update={"hardware": machine.fill(chosen.hardware, CPU)})
+
+
+@cache
+def _part(group: str, name: str) -> Any:
+    """The typed group of one choice; training's is that of a model."""
+    if group == "training":
+        return compose.from_values(values(f"model={name}")).training
+    chosen = compose.from_values(values(f"{group}={name}"))
+    if group == "hardware":
+        return machine.fill(chosen.hardware, CPU)
+    return getattr(chosen, group)
+
+
+def product() -> Iterator[tuple[str, RunConfig]]:
+    """(command line, choice) of every model x precision x layout x hardware."""
+    other = config()
+    groups = ("model", "precision", "layout", "hardware")
+    for names in itertools.product(*map(compose.choices, groups)):
+        parts = {g: _part(g, name) for g, name in zip(groups, names, strict=True)}
+        line = " ".join(f"{g}={name}" for g, name in zip(groups, names, strict=True))
+        parts["training"] = _part("training", names[0])
+        yield line, other.model_copy(update=parts)
