@@ -68,6 +68,9 @@ def look(environ: Mapping[str, str] = os.environ) -> Cards:
         import pynvml as nvml
 
         nvml.nvmlInit()
+    except ImportError as error:
+        reading.problem("error", f"GPUs are looked up with nvidia-ml-py: {error}", "make setup")
+        return Cards(problems=tuple(reading.problems))
     except Exception as error:
         if has_nvidia_device():
             reading.problem(

@@ -38,7 +38,7 @@ def check_gpu(plan: Plan) -> list[str]:
     warnings = _check_card(plan, torch)
     _check_attention_variables(plan)
     engine = import_engine()
-    _check_cudnn(torch)
+    check_cudnn(torch)
     _check_format(plan, torch, engine)
     return warnings
 
@@ -203,7 +203,8 @@ def decode_cudnn_version(number: int) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _check_cudnn(torch: Any) -> None:
+def check_cudnn(torch: Any) -> None:
+    """Raise MachineError where torch and Transformer Engine have loaded two versions of cuDNN."""
     import transformer_engine_torch as engine
 
     try:
@@ -278,13 +279,13 @@ def describe_attention(backend: str) -> str:
     return backend
 
 
-def why_not_fused() -> list[str]:
-    """What Transformer Engine says against fused and flash attention for its last call."""
+def explain_last_attention() -> tuple[dict[str, bool], list[str]]:
+    """`explain` of the last call; raises ValueError where there was none."""
     module = _dot_product_attention()
-    utils, parameters = module.dpa_utils, module._attention_backends["attention_params"]
+    parameters = module._attention_backends["attention_params"]
     if parameters is None:
-        return []
-    return explain(utils, parameters)[1]
+        raise ValueError("Transformer Engine has computed no attention yet")
+    return explain(module.dpa_utils, parameters)
 
 
 def explain(utils: Any, parameters: Any) -> tuple[dict[str, bool], list[str]]:
@@ -332,7 +333,7 @@ def check_attention(plan: Plan) -> str | None:
 
 def _no_fused_attention(plan: Plan, message: str) -> MachineError:
     try:
-        reasons = why_not_fused()
+        reasons = explain_last_attention()[1]
     except Exception:  # the reasons are an extra
         reasons = []
     why = "; ".join([message, *reasons])

@@ -167,7 +167,7 @@ import torch
 from training import device
 found = {"version": device.import_engine().__version__}
 try:
-    device._check_cudnn(torch)
+    device.check_cudnn(torch)
 except device.MachineError as refusal:
     found["cudnn"] = str(refusal)
 utils = device._dot_product_attention().dpa_utils
