@@ -163,6 +163,18 @@ def test_probe_that_crashes_is_a_line(tmp_path: Path) -> None:
     assert crash.message.startswith("torch: its process ended (killed by signal 11)")
 
 
+def test_facts_of_a_probe_that_ended_early(tmp_path: Path) -> None:
+    told = tmp_path / "facts"
+    lines: list[dict[str, Any]] = [
+        {"check": "cuda"}, {"check": "cuda", "value": []},
+        {"check": "engine"}, {"check": "engine", "error": "OSError: no"},
+        {"check": "attention"},
+    ]  # fmt: skip
+    told.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert readers.probe_facts(told) == ({"cuda": []}, {"engine": "OSError: no"}, "attention")
+    assert readers.probe_facts(tmp_path / "none") == ({}, {}, None)
+
+
 def test_check_that_breaks_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> tuple[str, str]:
         raise OSError("no /proc here")

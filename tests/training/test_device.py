@@ -219,13 +219,22 @@ def test_real_engine_without_a_gpu(tmp_path: Path) -> None:
     assert found["(12, 0)"] == hopper
     if shutil.which("cc") is None:
         return
-    # Another cuDNN, as /usr/local/cuda may hold one: its main library alone is enough to be loaded.
+    # Another cuDNN, as /usr/local/cuda may hold one: its main library alone is enough to be loaded,
+    # and answers with the version of the parts that are loaded already, as real ones do.
+    version = device.cudnn_version(Path(home) / "lib")
+    major, minor, patch = map(int, version.split("."))
     (tmp_path / "lib").mkdir()
-    (tmp_path / "cudnn.c").write_text("long cudnnGetVersion(void) { return 91801; }\n")
+    (tmp_path / "cudnn.c").write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n"
+        "long cudnnGetVersion(void) {\n"
+        '  return dlopen("libcudnn_graph.so.9", RTLD_LAZY | RTLD_NOLOAD)'
+        f" ? {10_000 * major + 100 * minor + patch} : 91801;\n}}\n"
+    )
     library = tmp_path / "lib" / "libcudnn.so.9"
     compile_it = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9", "-o", library]
     subprocess.run([*compile_it, tmp_path / "cudnn.c"], check=True)
     mixed = ask(CUDNN_HOME=str(tmp_path))["cudnn"]
-    assert "9.18.1" in mixed
-    assert "9.19.0" in mixed
+    assert "this process has loaded cuDNN" in mixed
+    assert f"9.18.1 from {tmp_path}/lib" in mixed
+    assert f"{version} from {home}/lib" in mixed
     assert f"CUDNN_HOME={home}" in mixed
