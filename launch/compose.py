@@ -1,25 +1,147 @@
 """conf/ and the command line -> RunConfig; the one place that reads conf/.
 
-Hydra's and pydantic's errors become one finding each, with the nearest legal name.
+Hydra composes one job at a time; its errors and pydantic's become findings, with the nearest legal
+name and what would do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import math
+import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
+from launch.usage import CONF, choices, groups
 from planning.findings import ChoiceError, Finding, did_you_mean
-from planning.schema import RunConfig
+from planning.schema import LARGEST, RunConfig
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+__all__ = ["CONF", "choices", "choose", "combinations", "from_values", "groups", "repeated",
+           "settings", "show", "validate"]  # fmt: skip
+_VERSION = "1.3"  # of Hydra's behaviour
+MOST_JOBS = 10_000  # of a sweep
+
+
+def choose(words: Sequence[str]) -> RunConfig:
+    """The typed choice of a command line. Raises ChoiceError with all that is wrong in it."""
+    parse(words)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base=_VERSION):
+            composed = hydra.compose("config", overrides=list(words))
+    except Exception as error:  # Hydra has no class of its own for some: ValueError, KeyError, ...
+        raise translate(error) from error
+    return validate(composed)
+
+
+def parse(words: Sequence[str]) -> list[Override]:
+    """The words as Hydra reads them. Raises ChoiceError for those that are no override."""
+    parser, found, wrong = OverridesParser.create(), [], []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except (HydraException, ValueError, RecursionError) as error:
+            wrong.append(_unreadable(word, error))
+            continue
+        found.append(override)
+        if problem := _pointless(override):
+            wrong.append(problem)
+    if wrong:
+        raise ChoiceError(wrong)
+    return found
+
+
+def _pointless(override: Override) -> Finding | None:
+    """What Hydra takes, and what would change nothing or break the choice here."""
+    name = override.key_or_group
+    if not name:
+        return _unreadable(str(override.input_line), ValueError())
+    if re.split("[./]", name)[0] == "hydra":
+        return _finding(
+            name,
+            "Hydra's own settings change nothing here",
+            "run_dir=PATH is the folder of a run, -m starts a sweep",
+        )
+    if override.is_delete() and name in (*groups(), *settings()):
+        return _finding(name, "nothing can be left out", f"write {name}=VALUE")
+    if name in groups():
+        taken = override.is_sweep_override() or isinstance(override.value(), str)
+        if override.package is not None or not taken:
+            legal = ", ".join(choices(name))
+            return _finding(
+                name, f"{_short(override.input_line)} names no choice", f"choose from {legal}"
+            )
+    return None
+
+
+def combinations(words: Sequence[str]) -> list[list[str]]:
+    """The words of each job of a sweep: a value with commas, or range(...), makes several."""
+    jobs: dict[str, list[str]] = {}
+    for word, override in zip(words, parse(words), strict=True):
+        name = override.get_key_element()
+        if not override.is_sweep_override():
+            jobs[name] = [word]
+        elif override.is_discrete_sweep():
+            found = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
+            jobs[name] = [f"{name}={value}" for value in found]
+        else:
+            raise _refuse(name, f"{word} has no end of values", "take choice(...) or range(...)")
+    if (count := math.prod(map(len, jobs.values()))) > MOST_JOBS:
+        raise _refuse("", f"{count:,} jobs and more", f"a sweep has at most {MOST_JOBS:,}")
+    return [list(job) for job in itertools.product(*jobs.values())]
+
+
+def repeated(words: Sequence[str]) -> list[Finding]:
+    """Warnings of settings that are given more than once: Hydra takes the last."""
+    last = {override.key_or_group: override for override in parse(words)}
+    counts = Counter(override.key_or_group for override in parse(words))
+    return [
+        Finding(
+            "repeated",
+            "warning",
+            name,
+            f"it is given {count} times; {last[name].input_line} is taken",
+        )
+        for name, count in counts.items()
+        if count > 1
+    ]
+
+
+def show(words: Sequence[str]) -> int:
+    """Hydra's own options, such as `--cfg job`: prints what they ask for; the exit status."""
+
+    @hydra.main(version_base=_VERSION, config_path=str(CONF), config_name="config")
+    def nothing(_: DictConfig) -> None: ...
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and leave in our words
+    sys.argv[1:] = words
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            nothing()
+    except SystemExit as end:
+        if end.code == 2:  # argparse: its usage, and at the end what is wrong
+            wrong = said.getvalue().strip().rpartition("error: ")[2]
+            raise _refuse("", wrong, "see --help") from end
+    except Exception as error:
+        raise translate(error) from error
+    print(said.getvalue(), end="", file=sys.stderr)
+    return 0
 
 
 def validate(composed: DictConfig) -> RunConfig:
@@ -27,81 +149,58 @@ def validate(composed: DictConfig) -> RunConfig:
     try:
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise ChoiceError(Finding("config", "error", "", str(error).splitlines()[0])) from error
+        raise translate(error) from error
     assert isinstance(values, dict)
-    # Overlays such as conf/local are merged by Hydra; their empty group nodes say nothing.
-    chosen = {
-        str(key): value for key, value in values.items() if key not in ("experiment", "local")
-    }
-    return from_values(chosen)
+    return from_values({str(key): value for key, value in values.items()})
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
+    """The same of nested dictionaries."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ChoiceError(list(_findings(error))) from error
 
 
+# --- what the schema refuses ------------------------------------------------------------------
+
+
 def _findings(error: ValidationError) -> Iterator[Finding]:
     seen = set()
     for problem in error.errors(include_url=False):
         # A union reports each of its members; the setting is the part of named fields.
-        path = [str(part) for part in problem["loc"]]
-        setting = _setting(path)
+        setting = _setting([str(part) for part in problem["loc"]])
         if setting in seen:
             continue
         seen.add(setting)
-        kind, given = problem["type"], problem.get("input")
-        if kind == "extra_forbidden":
-            known = list(settings())
-            yield Finding(
-                "unknown-setting",
-                "error",
-                setting,
-                f"there is no such setting{did_you_mean(setting, known)}",
-            )
-        elif kind == "missing":
-            yield Finding("missing-setting", "error", setting, "it has no value")
-        elif kind == "literal_error":
-            legal = legal_values(setting)
-            yield Finding(
-                "illegal-value",
-                "error",
-                setting,
-                f"{given!r} is not legal{did_you_mean(str(given), legal)}",
-                f"take one of {', '.join(legal)}",
-            )
+        given = problem.get("input")
+        if problem["type"] == "extra_forbidden":
+            yield _unknown(setting)
+        elif problem["type"] == "missing":
+            yield _finding(setting, "it has no value", _expected(setting))
         else:
-            yield Finding(
-                "illegal-value",
-                "error",
+            words = _words(_annotation(setting))
+            near = did_you_mean(str(given), words) if isinstance(given, str) else ""
+            yield _finding(
                 setting,
-                f"{given!r} is not legal: {_reason(setting, problem['msg'])}",
+                f"{_short(given)} is not legal{near}",
+                _expected(setting) + _hint(setting, given),
+                id="illegal-value",
             )
-
-
-def _reason(setting: str, message: str) -> str:
-    field = _field(setting)
-    if field is not None and "%" in str(field):
-        return 'a number, or a share such as "15%"'
-    return message[0].lower() + message[1:]
 
 
 def _setting(path: list[str]) -> str:
-    """The dotted setting of an error's location: its longest prefix that names a field."""
-    known = settings()
+    """The dotted setting of an error's location: its longest part that is a setting, or an
+    unknown name in a group."""
     for end in range(len(path), 0, -1):
         name = ".".join(path[:end])
-        if name in known:
+        if name in settings() or (end == len(path) and _is_group(".".join(path[:-1]))):
             return name
-        if end == len(path) and ".".join(path[: end - 1]) in {_parent(s) for s in known}:
-            return name  # an unknown key of a known group
     return ".".join(path)
 
 
-def _parent(setting: str) -> str:
-    return setting.rpartition(".")[0]
+def _is_group(setting: str) -> bool:
+    return setting == "" or bool(list(_models(_annotation(setting))))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -112,94 +211,194 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _models(part)
 
 
-def settings(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Every setting's dotted name with its annotation, groups included."""
-    found: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        found[prefix + name] = field.annotation
-        for inner in _models(field.annotation):
-            found |= settings(inner, f"{prefix}{name}.")
-    return found
+@cache
+def settings() -> dict[str, FieldInfo]:
+    """Every setting's dotted name with its field, groups included."""
+
+    def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+        for name, field in model.model_fields.items():
+            yield prefix + name, field
+            for inner in _models(field.annotation):
+                yield from walk(inner, f"{prefix}{name}.")
+
+    return dict(walk(RunConfig, ""))
 
 
-def _field(setting: str) -> Any:
-    owner: type[BaseModel] = RunConfig
-    field = None
-    for name in setting.split("."):
-        field = owner.model_fields.get(name)
-        if field is None:
-            return None
-        owner = next(_models(field.annotation), owner)
-    return field
+def _annotation(setting: str) -> Any:
+    field = settings().get(setting)
+    if field is None:
+        return None
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
-def legal_values(setting: str) -> list[str]:
-    """The values of a setting that takes one of a few words."""
-    found: list[str] = []
-
-    def walk(annotation: Any) -> None:
-        for part in get_args(annotation):
-            if isinstance(part, str):
-                found.append(part)
-            else:
-                walk(part)
-
-    walk(settings().get(setting))
-    return found
+def _words(annotation: Any) -> list[str]:
+    """The words of a setting that takes one of a few."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _words(part)]
 
 
-def choices(group: str) -> list[str]:
-    """The choices of a group, nested ones too ("bench/fp8")."""
-    folder = CONF / group
-    return sorted(str(path.relative_to(folder))[:-5] for path in folder.rglob("*.yaml"))
+def _expected(setting: str) -> str:
+    """'take a whole number from 1, or null': what the setting's type allows."""
+    if inner := [s for s in settings() if s.rpartition(".")[0] == setting]:
+        return f"it is a group: set {', '.join(inner)}"
+    kinds = [kind.replace("NAME", setting) for kind in dict.fromkeys(_kinds(_annotation(setting)))]
+    return f"take {' or '.join(kinds)}" if kinds else "see --cfg job"
 
 
-def groups() -> list[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+def _kinds(annotation: Any) -> Iterator[str]:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        number, *limits = parts
+        bounds = [limit for found in limits for limit in getattr(found, "metadata", [found])]
+        if any(getattr(bound, "pattern", None) for bound in bounds):
+            yield 'a share such as "15%"'
+        else:
+            yield from (f"{kind}{_bounds(bounds)}" for kind in _kinds(number))
+    elif origin in (Union, UnionType):
+        for part in parts:
+            yield from _kinds(part)
+    elif origin is Literal:
+        yield f"one of {', '.join(map(str, parts))}"
+    elif origin is list:
+        yield "a list, 'NAME=[a,b]'"
+    else:
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+                 NoneType: "null"}  # fmt: skip
+        if annotation in words:
+            yield words[annotation]
 
 
-def translate(error: HydraException | OmegaConfBaseException) -> ChoiceError:
+def _bounds(bounds: Iterable[Any]) -> str:
+    found = {
+        name: getattr(bound, name)
+        for bound in bounds
+        for name in ("ge", "gt", "lt", "le")
+        if getattr(bound, name, None) is not None
+    }
+    lower = f" from {found['ge']}" if "ge" in found else f" above {found['gt']}" * ("gt" in found)
+    upper = f" below {found['lt']}" if "lt" in found else ""
+    return lower + upper
+
+
+def _hint(setting: str, given: Any) -> str:
+    if isinstance(given, int) and given > LARGEST:
+        return f" to {LARGEST}"
+    if isinstance(given, float) and given.is_integer() and abs(given) < 2**63:
+        return f"; write {int(given)}"
+    if isinstance(given, str) and given == "":
+        return f"; {setting}=null where there is none" * ("null" in _expected(setting))
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- what Hydra refuses -----------------------------------------------------------------------
+
+
+def translate(error: Exception) -> ChoiceError:
     """Hydra's refusal of a command line, in our words."""
     text = str(error)
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, choice = found.group(1).partition("/")
-        legal = choices(group)
+        if legal := choices(group):
+            message = f"there is no {choice!r}{did_you_mean(choice, legal)}"
+            return _refuse(group, message, f"choose from {', '.join(legal)}")
+    if found := re.search(r"Could not (?:override|delete)[^']*'([^'@=]*)", text):
+        return ChoiceError(_unknown(found.group(1)))
+    if found := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^'=]+)=", text):
         return _refuse(
-            group,
-            f"there is no {choice!r}{did_you_mean(choice, legal)}",
-            f"choose from {', '.join(legal)}",
+            found.group(1),
+            "several values",
+            "add -m for a job with each, or write a list as 'NAME=[a,b]' and a text with commas as "
+            """'NAME="a,b"'""",
         )
-    if found := re.search(r"Could not (?:override|delete)[^']*'([^']+)'", text):
-        name = found.group(1).partition("@")[0]
-        known = [*settings(), *groups()]
-        leaf = did_you_mean(name, known) or _same_leaf(name, known)
-        return _refuse(name, f"there is no such setting or group{leaf}", _overview(name))
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if "parsing override" in text or "mismatched input" in text or "token recognition" in text:
-        return _refuse(
-            "", f"{first}", "write name=value; quote what your shell would take: 'data.paths=[a,b]'"
-        )
-    return _refuse("", first, "")
+    if found := re.search(r"(?:An item is already at|Multiple values for) '?([\w./]+\w)", text):
+        return _refuse(found.group(1), "it is there already", "leave out the + before it")
+    setting = str(getattr(error, "full_key", None) or "")
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    if setting in settings():
+        return _refuse(setting, lines[0], _expected(setting))
+    return _refuse(setting, lines[0], "see --help and --cfg job")
 
 
-def _same_leaf(name: str, known: list[str]) -> str:
-    """'; did you mean layout.tensor_parallel?' for a setting given without its group."""
-    leaf = name.rpartition(".")[2]
-    same = [setting for setting in known if setting.rpartition(".")[2] == leaf]
-    if not same:
-        leaves = {setting.rpartition(".")[2]: setting for setting in known}
-        near = did_you_mean(leaf, leaves)
-        same = [leaves[near.removeprefix("; did you mean ")[:-1]]] if near else []
-    return f"; did you mean {' or '.join(same)}?" if same else ""
+def _unreadable(word: str, error: Exception) -> Finding:
+    """A word that is no `name=value`."""
+    name, equals, value = word.lstrip("+~").partition("=")
+    known = name if name in settings() or name in groups() else ""
+    if not word.isprintable():
+        return _finding(known, f"{_short(word)} has characters that no name has", "leave them out")
+    if not equals:
+        if name in groups():
+            fix = f"write {name}=CHOICE, of {', '.join(choices(name))}"
+        elif name in settings():
+            fix = f"write {name}=VALUE"
+        elif name and name[-1] in "]})'\"":
+            fix = "quote a value with spaces for the shell: 'data.paths=[a, b]'"
+        else:
+            fix = "write GROUP=CHOICE or GROUP.SETTING=VALUE"
+        return _finding("", f"{_short(word)} has no =", fix)
+    if any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
+        fix = "close its brackets, and quote a value with spaces for the shell: 'data.paths=[a, b]'"
+    elif any(value.count(quote) % 2 for quote in "'\""):
+        fix = "close its quotes; the shell takes one pair of them away: 'run_dir=\"a b\"'"
+    elif not known:
+        near = _nearest(name) if name else ""
+        fix = f"write GROUP=CHOICE or GROUP.SETTING=VALUE{near}"
+    elif value.startswith("="):
+        fix = f"write one =: {name}=VALUE"
+    elif isinstance(error, ValueError):  # Python's own, of a number
+        fix = _expected(name)
+    else:
+        fix = f"""quote the value, and again for the shell: '{name}="VALUE"'"""
+    lines = [line for line in str(error).splitlines() if "evaluating" in line or "limit" in line]
+    reason = f": {lines[0].rpartition(': ')[2]}" if lines else ""
+    return _finding(known, f"{_short(word)} cannot be read{reason}", fix)
 
 
-def _overview(name: str) -> str:
-    group = name.partition(".")[0]
-    inner = [s for s in settings() if s.startswith(group + ".") and s.count(".") == 1]
-    if "." in name and inner:
-        return f"{group} has {', '.join(s.partition('.')[2] for s in inner)}"
-    return f"groups: {', '.join(groups())}; settings: see --cfg job"
+def _unknown(name: str) -> Finding:
+    group = name.rpartition(".")[0]
+    if name in groups():  # a group of choices that set others, not one of settings
+        fix = f"a file of conf/{name} starts with `# @package _global_`"
+    elif inner := _leaves(group):
+        fix = f"{group} has {', '.join(inner)}"
+    else:
+        fix = f"groups: {', '.join(groups())}; --cfg job prints all settings"
+    what = "there is no such setting" if group else "there is no such group or setting"
+    return _finding(name, f"{what}{_nearest(name)}", fix, id="unknown-setting")
+
+
+def _leaves(group: str) -> list[str]:
+    return [s.rpartition(".")[2] for s in settings() if group and s.rpartition(".")[0] == group]
+
+
+def _nearest(name: str) -> str:
+    """'; did you mean layout.tensor_parallel?', also where the group is left out or another."""
+    group, _, leaf = name.rpartition(".")
+    if near := _near(leaf, [s for s in settings() if s.rpartition(".")[0] == group]):
+        return near
+    if name in groups():
+        return ""
+    if not group and (near := did_you_mean(name, groups())):
+        return near
+    same = [s for s in settings() if leaf and (s == leaf or s.endswith(f".{leaf}"))]
+    return f"; did you mean {' or '.join(same)}?" if same else _near(leaf, settings())
+
+
+def _near(leaf: str, known: Iterable[str]) -> str:
+    """The setting of `known` whose last part is nearest."""
+    leaves = {setting.rpartition(".")[2]: setting for setting in known}
+    near = did_you_mean(leaf, leaves)
+    return near and f"; did you mean {leaves[near.removeprefix('; did you mean ')[:-1]]}?"
+
+
+def _finding(setting: str, message: str, fix: str, id: str = "command-line") -> Finding:
+    return Finding(id, "error", setting, message, fix)
 
 
 def _refuse(setting: str, message: str, fix: str) -> ChoiceError:
-    return ChoiceError(Finding("command-line", "error", setting, message, fix))
+    return ChoiceError(_finding(setting, message, fix))

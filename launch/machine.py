@@ -120,7 +120,8 @@ def fill(hardware: HardwareConfig, machine: Machine) -> HardwareConfig:
 
 def _unusual_memory(gpu: str, machine: Machine) -> float | None:
     """The memory in GiB of cards whose memory is not what the table says of `gpu`, else None."""
-    usual, found = GPUS[gpu].memory_gib, machine.gpu_memory_gib
+    usual = GPUS[gpu].memory_gib if gpu in GPUS else None  # resolve refuses an unknown one
+    found = machine.gpu_memory_gib
     if usual is None or found is None or abs(found / usual - 1) <= SAME_MEMORY:
         return None
     return round(found, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from launch import local, machine, run_folder
+from launch import machine, run_folder
 from launch.display import Display, resume_command, summary
 from models import stacks
 from planning import identity, report
@@ -46,14 +46,10 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
     folder = run_dir or (Path(config.run_dir) if config.run_dir else None)
     print("\n".join(report.lines(resolution)), flush=True)
     findings = resolution.findings + _stack_findings(config) + _data_findings(config)
-    previous = _previous_config(resolution.config, folder)
-    changed: list[str] = []
-    if previous is not None and config.resume == "auto" and config.launch.kind == "local":
-        after = resolution.config.model_dump(mode="json")
-        different, changed = identity.compare(previous, after, str(folder))
-        findings += different
+    different, changed = _against_previous(resolution.config, folder)
+    findings += different
     if plan is not None and config.launch.kind == "local":
-        findings += machine.compare(plan, here)
+        findings += machine.compare(plan, here) + _initial_weights_findings(resolution.config)
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)
     _name_ways_on(findings)
@@ -61,9 +57,12 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
     assert plan is not None
     if config.launch.kind == "plan":
         folder = folder or run_folder.default_run_dir(config.model.name)
-        _write_plan(folder, plan, resolution)
+        with run_folder.said_of("run_dir", folder):
+            _write_plan(folder, plan, resolution)
         print(f"{'plan':<10} {folder / 'plan.yaml'}")
         return Ended(0, folder, {}, resolution)
+    from launch import local  # what a plan alone has no use for takes its time
+
     local.check_port(config.launch.port)
     if plan.derived.checkpoint_format is not None and resolution.states is not None:
         run_folder.free_space_check(
@@ -82,6 +81,8 @@ def _train(
     changed: list[str],
     here: machine.Machine,
 ) -> Ended:
+    from launch import local
+
     config = plan.config
     display = Display(interval=config.logging.interval)
     saves = _checkpoint_folder(config, folder)
@@ -107,7 +108,8 @@ def _train(
                 metrics.write(json.dumps({"step": step, "resumed": True}) + "\n")
     _write_plan(folder, plan, resolution)
     if plan.derived.checkpoint_format is not None:
-        saves.mkdir(parents=True, exist_ok=True)
+        with run_folder.said_of("checkpoint.save", saves):
+            saves.mkdir(parents=True, exist_ok=True)
         (saves / "plan.yaml").write_text(plan.to_yaml())
     (folder / "logs").mkdir(exist_ok=True)
     environment = machine.environment(plan, here)
@@ -221,6 +223,39 @@ def _is_number(text: str) -> bool:
 def _checkpoint_folder(config: RunConfig, run_dir: Path) -> Path:
     save = config.checkpoint.save
     return run_dir / "checkpoints" if isinstance(save, bool) else Path(save)
+
+
+def _against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Finding], list[str]]:
+    """(errors: `folder` is of another run; lines: what changed) where a run would continue."""
+    saves = _checkpoint_folder(config, folder or Path())
+    previous = _previous_config(config, folder)
+    saved = checkpoints.newest_complete(saves).taken is not None
+    trained = saved or (folder is not None and (folder / "metrics.jsonl").exists())
+    # A plan alone may be replaced by another one, but not that of a run.
+    if previous is None or config.resume != "auto" or not (
+        trained or config.launch.kind == "local"
+    ):  # fmt: skip
+        return [], []
+    after = config.model_dump(mode="json")
+    return identity.compare(previous, after, str(folder or saves), saved=saved)
+
+
+def _initial_weights_findings(config: RunConfig) -> list[Finding]:
+    folder = config.checkpoint.load
+    if folder is None or "://" in folder:
+        return []
+    newest = checkpoints.newest_complete(Path(folder))
+    sharded = config.layout.sharding == "fsdp"
+    if newest.taken is None:
+        reason = f": {newest.passed_over[0].reason}" if newest.passed_over else ""
+        message, fix = f"{folder} holds no complete checkpoint{reason}", "name one that has iter_*"
+    elif sharded != (newest.taken.format == "dcp"):
+        # docs/resume.md: Megatron-FSDP saves in a format of its own.
+        message = f"{newest.taken.path} was {'not ' if sharded else ''}saved by Megatron-FSDP"
+        fix = f"take {'another layout than fsdp' if sharded else 'layout=fsdp'}"
+    else:
+        return []
+    return [Finding("initial-weights", "error", "checkpoint.load", message, fix)]
 
 
 def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ __all__ = [
     "newest_complete",
     "prepare_resume",
     "prune",
+    "said_of",
     "set_aside",
     "write_environment",
 ]
@@ -58,7 +59,7 @@ def default_run_dir(model_name: str, root: Path = Path("runs")) -> Path:
     count = 1
     while True:
         path = root / model_name / (start if count == 1 else f"{start}-{count}")
-        with _said_of("run_dir", path):
+        with said_of("run_dir", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 path.mkdir()  # only one of two processes succeeds
@@ -97,7 +98,7 @@ def begin(run_dir: Path) -> None:
     So a result.json that is there afterwards is this start's.
     """
     logs = run_dir / "logs"
-    with _said_of("run_dir", run_dir):
+    with said_of("run_dir", run_dir):
         logs.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         outcome = [run_dir / "result.json", *sorted(logs.glob("error-rank-*.json"))]
@@ -119,7 +120,7 @@ def lock(run_dir: Path) -> Iterator[None]:
 
     The kernel lets go when the process ends, however it ends.
     """
-    with _said_of("run_dir", run_dir):
+    with said_of("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         held = os.open(run_dir / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -181,7 +182,7 @@ def _move_into(target: Path, paths: list[Path]) -> Path | None:
 
 
 @contextmanager
-def _said_of(setting: str, path: Path) -> Iterator[None]:
+def said_of(setting: str, path: Path) -> Iterator[None]:
     """Turns an OSError about `path` into a MachineError that names the setting."""
     try:
         yield

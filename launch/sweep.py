@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from launch import compose, run_folder
 from launch.run import execute
 from planning.findings import Refusal
 from planning.report import finding_lines, table
+
+STOPPED = 143
+NOT_STARTED = "not started"
 
 
 @dataclass(frozen=True)
@@ -24,49 +26,80 @@ class Job:
     overrides: list[str]
     exit_status: int
     run_dir: Path | None
-    base: Path | None  # the sweep's folder
     result: dict[str, Any]
     message: str  # why it did not run
 
 
-def run(
-    composed: DictConfig, overrides: list[str], number: int | None, before: Sequence[Job]
-) -> Job:
-    """Run one job; whatever happens in it is its own."""
-    base: Path | None = None
+def start(words: Sequence[str], many: bool) -> int:
+    """Run what the words choose: one job, or with `many` one for each of their combinations.
+
+    The status of the whole command. Raises ChoiceError: words that cannot be read.
+    """
+    if not many:
+        return run(list(words), None, _Base()).exit_status
+    base = _Base()
+    jobs: list[Job] = []
+    for number, overrides in enumerate(compose.combinations(words)):
+        if any(job.exit_status == STOPPED for job in jobs):
+            jobs.append(Job(number, overrides, STOPPED, None, {}, NOT_STARTED))
+        else:
+            jobs.append(run(overrides, number, base))
+    return close(jobs, base.close())
+
+
+class _Base:
+    """The folder of a sweep: that of the first job whose choice can be read."""
+
+    path: Path | None = None
+    made = False
+
+    def of(self, run_dir: str | None, model_name: str) -> Path:
+        if self.path is None:
+            self.made = run_dir is None
+            self.path = Path(run_dir) if run_dir else run_folder.default_run_dir(model_name)
+        return self.path
+
+    def close(self) -> Path | None:
+        """The folder, if a job has written to it; one that we made for nothing is gone."""
+        if self.path is None or not self.path.is_dir():
+            return None
+        if self.made and not any(self.path.iterdir()):
+            with contextlib.suppress(OSError):  # until one that holds something else
+                for folder in (self.path, *self.path.parents[:2]):
+                    folder.rmdir()
+            return None
+        return self.path
+
+
+def run(overrides: list[str], number: int | None, base: _Base) -> Job:
+    """Run one job; in a sweep, whatever happens in it is its own."""
     if number is not None:
         print(f"\njob {number}: {' '.join(overrides) or 'as it stands'}", flush=True)
     try:
-        config = compose.validate(composed)
+        for warning in finding_lines(compose.repeated(overrides)):
+            print(warning, file=sys.stderr, flush=True)
+        config = compose.choose(overrides)
         folder = None
         if number is not None:
-            base = next((job.base for job in before if job.base), None) or (
-                Path(config.run_dir)
-                if config.run_dir
-                else run_folder.default_run_dir(config.model.name)
-            )
-            folder = base / str(number)
+            folder = base.of(config.run_dir, config.model.name) / str(number)
         ended = execute(config, overrides, folder)
-        return Job(number, overrides, ended.exit_status, ended.run_dir, base, ended.result, "")
+        return Job(number, overrides, ended.exit_status, ended.run_dir, ended.result, "")
     except Refusal as refusal:
         print("\n".join(finding_lines(refusal.findings)), file=sys.stderr, flush=True)
         message = refusal.findings[0].message if refusal.findings else ""
-        return Job(number, overrides, refusal.exit_status, None, base, {}, message)
+        return Job(number, overrides, refusal.exit_status, None, {}, message)
     except KeyboardInterrupt:
-        return Job(number, overrides, 143, None, base, {}, "stopped")
+        print("stopped", file=sys.stderr, flush=True)
+        return Job(number, overrides, STOPPED, None, {}, "stopped")
     except Exception as error:
         if number is None:
             raise
         traceback.print_exc()
-        return Job(number, overrides, 1, None, base, {}, f"{type(error).__name__}: {error}")
+        return Job(number, overrides, 1, None, {}, f"{type(error).__name__}: {error}")
 
 
-def close(jobs: Sequence[Job]) -> int:
+def close(jobs: Sequence[Job], base: Path | None) -> int:
     """Print a sweep's table and write it to its folder; the status of the whole command."""
-    if not jobs:
-        return 0  # --help, --cfg
-    if jobs[0].number is None:
-        return jobs[0].exit_status
     rows = [["job", "status", "loss", "validation", "tokens/s", "choice"]]
     for job in jobs:
         rate = job.result.get("median_tokens_per_s_per_gpu")
@@ -82,8 +115,7 @@ def close(jobs: Sequence[Job]) -> int:
         )
     text = "\n".join(table(rows))
     print(f"\n{text}")
-    base = next((job.base for job in jobs if job.base and job.base.is_dir()), None)
-    if base:
+    if base is not None:
         (base / "sweep.txt").write_text(text + "\n")
         records = [
             {
@@ -104,13 +136,15 @@ def close(jobs: Sequence[Job]) -> int:
 def overall(statuses: Sequence[int]) -> int:
     """0 if all are 0; else 143 if one was stopped, 1 if one failed, 3 if one could not run here,
     and 2 otherwise."""
-    for status in (143, 1, 3):
+    for status in (STOPPED, 1, 3):
         if status in statuses:
             return status
     return next((status for status in statuses if status), 0)
 
 
 def _status(job: Job) -> str:
+    if job.message == NOT_STARTED:
+        return NOT_STARTED
     words = {0: "done", 1: "failed", 2: "wrong choice", 3: "not on this machine", 143: "stopped"}
     return words.get(job.exit_status, str(job.exit_status))
 

@@ -15,63 +15,88 @@ if __name__ == "__main__":
     # A script's own folder comes first in sys.path; our packages are in the repository's root.
     sys.path[0] = str(ROOT)
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from launch import usage
+from planning.findings import ChoiceError, Finding, Refusal, did_you_mean
 
-from launch import compose, sweep
-from planning.findings import Refusal
-from planning.report import finding_lines
+STOPPED = 143
+MANY = ("-m", "--multirun")
+HELP = ("-h", "--help")
+# Hydra's own, which print something and start nothing.
+HYDRA = (
+    *("--cfg", "-c", "--resolve", "--package", "-p", "--info", "-i"),
+    *("--hydra-help", "--shell-completion", "-sc", "--version"),
+)
 
 
-def main() -> int:
-    """Compose, and run the one job or the sweep that the command line asks for."""
-    jobs: list[sweep.Job] = []
-
-    @hydra.main(version_base="1.3", config_path=str(compose.CONF), config_name="config")
-    def job(config: DictConfig) -> None:
-        context = HydraConfig.get()
-        overrides = list(context.overrides.task)
-        number = context.job.num if context.mode == RunMode.MULTIRUN else None
-        jobs.append(sweep.run(config, overrides, number, jobs))
-
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and leave in our words
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for: `words`, or the process's own."""
+    given = list(sys.argv[1:] if words is None else words)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        with _quiet_sweeps():
-            job()
+        options = _options(given)
+        if any(option in HELP for option in options):
+            print(usage.text(), end="")
+            return 0
+        if any(option in HYDRA for option in options):
+            from launch import compose
+
+            return compose.show(given)
+        from launch import sweep
+
+        return sweep.start([w for w in given if w not in MANY], any(o in MANY for o in options))
     except Refusal as refusal:
         return report(refusal)
-    except (HydraException, OmegaConfBaseException) as error:
-        return report(compose.translate(error))
-    return sweep.close(jobs)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
 
 
 def report(refusal: Refusal) -> int:
+    from planning.report import finding_lines
+
     print("\n".join(finding_lines(refusal.findings)), file=sys.stderr)
     return refusal.exit_status
 
 
-@contextlib.contextmanager
-def _quiet_sweeps() -> Iterator[None]:
-    """Hydra writes a sweep's own files before our checks; let them be elsewhere and go away."""
-    if not any(word in ("-m", "--multirun") for word in sys.argv[1:]):
-        yield
-        return
-    folder = tempfile.mkdtemp(prefix="slipway-sweep-")
-    sys.argv += [f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=."]
+def _options(words: Sequence[str]) -> list[str]:
+    """The options among the words, `--cfg=job` as `--cfg`. Raises ChoiceError for another one."""
+    found = []
+    for word in words:
+        option, _, value = word.partition("=")
+        if not word.startswith("-"):
+            continue
+        known = (*MANY, *HELP, *HYDRA)
+        if option not in known:
+            bare = word.lstrip("-")
+            fix = f"write {bare}, without dashes" if value else "see --help"
+            raise ChoiceError(
+                Finding(
+                    "command-line",
+                    "error",
+                    word,
+                    f"there is no such option{'' if value else did_you_mean(option, known)}",
+                    fix,
+                )
+            )
+        found.append(option)
+    return found
+
+
+def _end(status: int) -> None:
+    """Leave with the status, also where nobody reads what is printed any more (`| head`)."""
     try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        _end(main())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

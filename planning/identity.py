@@ -55,11 +55,31 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     }
 
 
+# layout.sharding -> how a checkpoint holds the optimizer (docs/resume.md).
+OPTIMIZER_FORMS = {"optimizer": "sharded", "none": "whole", "fsdp2": "whole", "fsdp": "fsdp"}
+
+
 def compare(
-    before: Mapping[str, Any], after: Mapping[str, Any], run_dir: str
+    before: Mapping[str, Any], after: Mapping[str, Any], run_dir: str, *, saved: bool = True
 ) -> tuple[list[Finding], list[str]]:
-    """(errors: this is another run; lines: what changed of what may) of two configurations."""
+    """(errors: this is another run; lines: what changed of what may) of two configurations.
+
+    saved: whether there is a checkpoint to continue from.
+    """
     findings, allowed = [], []
+    sharding = [flatten(values).get("layout.sharding") for values in (before, after)]
+    if saved and len({OPTIMIZER_FORMS.get(str(form)) for form in sharding}) > 1:
+        findings.append(
+            Finding(
+                "another-run",
+                "error",
+                "layout.sharding",
+                f"{run_dir} holds checkpoints of sharding={sharding[0]}, which keep the optimizer "
+                f"in another form than {sharding[1]}",
+                f"set it to {sharding[0]}, or start a new run_dir with its weights: "
+                f"checkpoint.load={run_dir}/checkpoints",
+            )
+        )
     for name, (old, new) in changes(before, after).items():
         if is_fixed(name):
             findings.append(

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from planning.schema import RunConfig
 
 VERSION = 1
+# LibYAML's, ten times as fast, where PyYAML was built with it.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Frozen(BaseModel):
@@ -52,12 +55,12 @@ class Plan(Frozen):
     megatron_args: list[str]
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False, width=100)
 
 
 def load(path: Path) -> Plan:
     """The plan in a plan.yaml. Errors: OSError, ValueError (pydantic's) for another version."""
-    data: dict[str, Any] = yaml.safe_load(path.read_text())
+    data: dict[str, Any] = yaml.load(path.read_text(), Loader=_LOADER)
     if data.get("version") != VERSION:
         raise ValueError(
             f"{path} has plan version {data.get('version')}, this program reads {VERSION}"

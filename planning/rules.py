@@ -143,6 +143,13 @@ def divisors(number: int, up_to: int = 128) -> str:
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
 
+@rule("model-name", "runs/<model.name>/ is the folder of a model's runs")
+def model_name(f: Facts) -> Iterator[Verdict]:
+    name = f.config.model.name
+    if "/" in name or name.startswith("."):
+        yield "model.name", f"{name!r} names no folder", "leave out / and a . before it"
+
+
 # --- parallel sizes ---------------------------------------------------------------------------
 
 

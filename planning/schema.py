@@ -30,7 +30,9 @@ def amount(value: int | str, whole: int) -> int:
 class Choice(BaseModel):
     """Base of all groups: unknown keys are errors, values are not coerced, nothing mutates."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, str_min_length=1
+    )
 
 
 class ModelRecipe(Choice):

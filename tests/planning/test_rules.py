@@ -40,6 +40,8 @@ CPU = "hardware=cpu"
 TP2 = "layout.tensor_parallel=2 layout.sequence_parallel=true"
 
 EXAMPLES = [
+    Example("model-name", CPU, "model.name=../mine", "model.name=mine", "model.name",
+            "leave out /"),
     Example("world-size", f"{LLAMA} {TP2}", "hardware.gpus_per_node=5",
             "hardware.gpus_per_node=4", "layout", "does not divide the 5 GPUs"),
     Example("tensor-parallel-heads", f"{CPU} layout=tp8 hardware.gpus_per_node=8 "

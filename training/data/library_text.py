@@ -8,6 +8,7 @@ Python version, the files and this module's format, so that changed inputs give 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import sysconfig
@@ -50,11 +51,13 @@ def split_of(relative_path: str) -> str:
 
 def sources(root: Path) -> Iterator[tuple[str, bytes]]:
     """(path relative to root, content) of every source file that is UTF-8, in order of path."""
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-    for name in sorted(files):
-        if EXCLUDED.intersection(name.split("/")):
-            continue
-        content = files[name].read_bytes()
+    names = []
+    for folder, inner, files in os.walk(root):  # rglob would look through all that is excluded
+        inner[:] = [name for name in inner if name not in EXCLUDED]
+        above = "" if (relative := os.path.relpath(folder, root)) == "." else f"{relative}/"
+        names += [above + name for name in files if name.endswith(".py")]
+    for name in sorted(names):
+        content = (root / name).read_bytes()
         try:
             content.decode("utf-8")
         except UnicodeDecodeError:
