@@ -1,0 +1,126 @@
+"""Every choice composes, and every combination is legal or says why not."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from launch import compose
+from planning.findings import ChoiceError, Finding, errors
+from planning.resolve import resolve
+from planning.schema import RunConfig
+from tests.choices import config, product, values
+
+GROUPS = {group: compose.choices(group) for group in compose.groups() if group != "local"}
+EVERY = [f"{group}={choice}" for group, choices in GROUPS.items() for choice in choices]
+
+
+@pytest.mark.parametrize("word", EVERY)
+def test_every_choice_composes(word: str) -> None:
+    """Through Hydra; what the tests read from the files without it is the same."""
+    group, _, choice = word.partition("=")
+    chosen = compose.choose([word])
+    if group in RunConfig.model_fields:
+        assert getattr(getattr(chosen, group), "name", choice) == choice
+        assert chosen == compose.from_values(values(word))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model=moe_8x1b precision=bench/mxfp8 layout=ep8 hardware=p6_b200 data=mock launch=plan",
+        "model=qwen3_32b layout.tensor_parallel=4 training.optimizer.learning_rate=1e-4",
+        "hardware=b300 hardware.nodes=4 run_dir=runs/x resume=none checkpoint.save=false",
+        'precision=nvfp4 precision.layers_in_bf16_at_end="20%" layout.recompute_modules=[mlp,moe]',
+        "training.train_steps=7 model.recipe.global_batch_size=32 model.kv_channels=null",
+    ],
+)
+def test_files_read_without_hydra_give_its_composition(line: str) -> None:
+    words = line.split()
+    assert compose.from_values(values(*words)) == compose.choose(words)
+
+
+def test_an_experiment_sets_other_groups() -> None:
+    plain, chosen = compose.choose([]), compose.choose(["experiment=compare_precision"])
+    assert (plain.training.train_steps, chosen.training.train_steps) == (200, 500)
+    assert chosen.checkpoint.save is False
+    # Words come after it.
+    words = ["experiment=compare_precision", "training.train_steps=3"]
+    assert compose.choose(words).training.train_steps == 3
+
+
+def test_a_model_brings_its_training_and_words_change_it() -> None:
+    chosen = compose.choose(["model=gpt_1b", "training.global_batch_size=64"])
+    assert chosen.training.global_batch_size == 64
+    assert chosen.training.train_steps == chosen.model.recipe.train_steps == 24_000
+    assert chosen.training.optimizer.warmup_steps == "2%"
+
+
+def refusal(*words: str) -> Finding:
+    with pytest.raises(ChoiceError) as caught:
+        compose.choose(words)
+    (finding,) = caught.value.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [
+        ("precision=bench/fp9", "bench/fp8"),
+        ("precision=bench_mxfp8", "bench/mxfp8"),
+        ("model=gpt_33b", "gpt_3b"),
+        ("hardware=p6-b200", "p6_b200"),
+        ("launch=plann", "plan"),
+        ("experiment=compare_precison", "compare_precision"),
+    ],
+)
+def test_an_unknown_choice_names_the_nearest_and_all(word: str, nearest: str) -> None:
+    group, _, choice = word.partition("=")
+    found = refusal(word)
+    assert found.setting == group
+    assert found.message == f"there is no {choice!r}; did you mean {nearest}?"
+    assert found.fix == f"choose from {', '.join(GROUPS[group])}"
+
+
+def test_every_combination_is_legal_or_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """model x precision x layout x hardware, resolved from the files."""
+    started = time.monotonic()
+    verdicts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    legal: dict[str, set[str]] = {group: set() for group in ("model", "precision", "layout",
+                                                             "hardware")}  # fmt: skip
+    for line, chosen in product():
+        resolution = resolve(chosen)
+        found = errors(resolution.findings)
+        reasons.update({finding.id for finding in found})
+        for finding in found:
+            assert all((finding.setting, finding.message, finding.fix)), line
+        if not found:
+            assert resolution.plan is not None, line
+            assert resolution.states is not None, line
+        kinds = {finding.id for finding in found}
+        fits = not kinds or kinds == {"state-memory"}
+        verdict = "legal" if not kinds else "too large" if fits else "illegal"
+        verdicts[verdict] += 1
+        if fits:
+            for word in line.split():
+                group, _, choice = word.partition("=")
+                legal[group].add(choice)
+    total = sum(verdicts.values())
+    with capsys.disabled():
+        print(f"\n{total:,} combinations in {time.monotonic() - started:.0f} s: {dict(verdicts)}")
+        print("reasons: " + ", ".join(f"{id} {n:,}" for id, n in reasons.most_common()))
+    sizes = [len(GROUPS[group]) for group in legal]
+    assert total == sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    # No choice is there in vain: only a layout of 32 ranks is legal nowhere on one node.
+    assert {group: set(GROUPS[group]) - found for group, found in legal.items()} == {
+        "model": set(),
+        "precision": set(),
+        "layout": {"tp8_pp4"},
+        "hardware": set(),
+    }
+    four = config("model=llama3_70b", "layout=tp8_pp4", "hardware=p6_b200", "hardware.nodes=4")
+    assert errors(resolve(four).findings) == []
+    assert verdicts["legal"] > total / 10
