@@ -115,15 +115,14 @@ class Display:
             return phase[:width]
         head, *rest = step_parts(self._step)
         parts = [head, *rest[:2]]
-        if phase or self._eta():
-            parts.append(phase or self._eta())
+        last = [phase or self._eta()] if phase or self._eta() else []
         bar = self._bar()
-        if len("  ".join([bar, *parts])) <= width:
+        if len("  ".join([bar, *parts, *last])) <= width:
             parts.insert(0, bar)
         for extra in rest[2:]:
-            if len("  ".join([*parts, extra])) <= width:
-                parts.insert(-1, extra)
-        return "  ".join(parts)[:width]
+            if len("  ".join([*parts, extra, *last])) <= width:
+                parts.append(extra)
+        return "  ".join([*parts, *last])[:width]
 
     def _bar(self) -> str:
         assert self._step is not None

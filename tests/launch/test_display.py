@@ -87,6 +87,19 @@ def test_no_line_reaches_the_last_column(columns: int) -> None:
     assert lines[-1].endswith("learning rate 3.00e-04  0 s left") == (columns == 200)
 
 
+def test_the_line_keeps_its_order_when_no_time_is_left() -> None:
+    rates = {"tokens_per_s_per_gpu": 1000.0, "step_s": 0.5, "memory_gib": 1.0}
+
+    def draw(display: Display) -> None:
+        for number in (99, 100):
+            display.event(step(number, **rates))
+
+    lines = on_terminal(100, draw).split("\r\x1b[K")
+    order = "loss 2.5000  1,000 tokens/s/GPU  0.5 s/step  1.0 GiB"
+    assert lines[-2].endswith(f"step 99/100  {order}")
+    assert lines[-1].strip().endswith(f"step 100/100  {order}")
+
+
 def test_what_stays_pushes_the_progress_line_down() -> None:
     def draw(display: Display) -> None:
         display.event(step(10))
@@ -174,8 +187,8 @@ def test_the_summary_says_how_to_go_on(tmp_path: Path) -> None:
     text = summary(RESULT, tmp_path, ["model=gpt_1b", "resume=none"], notes=["BF16 by FP32."])
     assert text.splitlines() == [
         "stopped          1,200 steps in 1:02:05",
-        "training loss    2.2500",
-        "validation loss  2.5000",
+        "training loss    2.2500 nats a token",
+        "validation loss  2.5000 nats a token",
         "speed            51,234 tokens/s/GPU (median)",
         "peak memory      70.2 GiB per GPU",
         f"loss curve       {tmp_path}/loss.png",
