@@ -51,22 +51,23 @@ def prepare(run_dir: Path, *overrides: str) -> Path:
     return run_dir
 
 
-def torchrun(processes: int, run_dirs: Sequence[Path], timeout_s: float = 600) -> None:
-    """Run prepared plans in `processes` ranks, one after the other."""
+def torchrun(runs: Sequence[tuple[int, Path]], timeout_s: float = 900) -> None:
+    """Run prepared plans, (processes, folder) each, one after the other under one torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ranks = max(processes for processes, _ in runs)
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nproc-per-node", str(processes), "--master-addr", "127.0.0.1"),
+        *("--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"),
         *("--master-port", str(port), str(ROOT / "tests" / "training" / "many_runs.py")),
-        *map(str, run_dirs),
+        *(f"{processes}:{run_dir}" for processes, run_dir in runs),
     ]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
-    for run_dir in run_dirs:
+    for _, run_dir in runs:
         errors = sorted((run_dir / "logs").glob("error-rank-*.json"))
         assert not errors, json.loads(errors[0].read_text())["traceback"]
         assert (run_dir / "result.json").exists(), done.stderr[-3000:]

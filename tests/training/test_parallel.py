@@ -47,11 +47,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     initial = folder / "initial" / "checkpoints"
     load = f"checkpoint.load={initial}"
     single = ["layout=ddp"]
-    cases: dict[int, list[Path]] = {1: [], 2: [], 4: []}
+    cases: list[tuple[int, Path]] = []
 
     def add(name: str, processes: int, overrides: list[str]) -> None:
         ranks = f"hardware.gpus_per_node={processes}"
-        cases[processes].append(prepare(folder / name, *TINY, ranks, *overrides))
+        cases.append((processes, prepare(folder / name, *TINY, ranks, *overrides)))
 
     # The reference writes, before its second step, what the others start from.
     add("initial", 1, [*single, "checkpoint.save=true", "training.train_steps=1",
@@ -63,9 +63,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         add(name, processes, overrides)
     for name, (processes, overrides) in FROM_CHECKPOINT.items():
         add(name, processes, [*overrides, load])
-    for processes, run_dirs in cases.items():
-        torchrun(processes, run_dirs)
-    return {path.name: losses(path) for paths in cases.values() for path in paths}
+    torchrun(cases)
+    return {run_dir.name: losses(run_dir) for _, run_dir in cases}
 
 
 def compare(found: list[float], expected: list[float]) -> None:
