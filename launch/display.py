@@ -171,6 +171,8 @@ def summary(
     status = result.get("status", "failed")
     took = f" in {_duration(result['seconds'])}" if result.get("seconds") is not None else ""
     steps = "before the first step" if result.get("steps") is None else f"{result['steps']:,} steps"
+    if (result.get("first_step") or 1) > 1:
+        steps += f", {result['steps'] - result['first_step'] + 1:,} of them now,"
     rows = [(status, steps + took)]
     for key, label in (
         ("final_loss", "training loss"),
@@ -185,7 +187,8 @@ def summary(
         rows.append(("peak memory", f"{memory:.1f} GiB" + (" per GPU" if device == "gpu" else "")))
     if (run_dir / "loss.png").exists():
         rows.append(("loss curve", str(run_dir / "loss.png")))
-    rows.append(("metrics", str(run_dir / "metrics.jsonl")))
+    if (run_dir / "metrics.jsonl").exists():
+        rows.append(("metrics", str(run_dir / "metrics.jsonl")))
     if result.get("checkpoint"):
         rows.append(("checkpoint", str(result["checkpoint"])))
         more = {"training.train_steps": 2 * result["steps"]} if status == "done" else {}

@@ -14,12 +14,17 @@ from launch import machine, run_folder
 from launch.display import Display, resume_command, summary
 from models import stacks
 from planning import identity, report
-from planning.findings import ChoiceError, Finding, errors, refuse
+from planning.findings import ChoiceError, Finding, MachineError, refuse
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
 from planning.schema import RunConfig
 from training import checkpoints
 from training.data import indexed, library_text
+
+WAYS_ON = (
+    "This machine cannot run it. The same choice elsewhere: add hardware=p6_b200 (or p6_b300, "
+    "h200, ...)\nand launch=plan to see its plan there; or start it on a machine with such GPUs."
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,11 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
         findings += machine.compare(plan, here) + _initial_weights_findings(resolution.config)
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)
-    _name_ways_on(findings)
-    refuse(findings)
+    try:
+        refuse(dict.fromkeys(findings))  # one dataset named for three splits is one finding
+    except MachineError as refusal:
+        refusal.ways_on = WAYS_ON
+        raise
     assert plan is not None
     if config.launch.kind == "plan":
         folder = folder or run_folder.default_run_dir(config.model.name)
@@ -65,8 +73,10 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
 
     local.check_port(config.launch.port)
     if plan.derived.checkpoint_format is not None and resolution.states is not None:
+        # While one is saved, the `keep` older ones are still there.
         run_folder.free_space_check(
-            _checkpoint_folder(config, folder or Path("runs")), _checkpoint_bytes(resolution)
+            _checkpoint_folder(config, folder or Path("runs")),
+            _checkpoint_bytes(resolution) * (config.checkpoint.keep + 1),
         )
     folder = folder or run_folder.default_run_dir(config.model.name)
     with run_folder.lock(folder):
@@ -89,6 +99,16 @@ def _train(
     if config.resume == "none" and run_folder.has_run(folder, saves):
         moved = run_folder.set_aside(folder, saves)
         print(f"{'resume':<10} none: the earlier run is in {moved}")
+    elif plan.derived.checkpoint_format is None and run_folder.has_run(folder):
+        raise ChoiceError(
+            Finding(
+                "nothing-to-continue",
+                "error",
+                "run_dir",
+                f"{folder} holds a run, and with checkpoint.save=false this one cannot continue it",
+                "take another run_dir, or resume=none (the old run is kept aside)",
+            )
+        )
     elif plan.derived.checkpoint_format is not None:
         newest = checkpoints.prepare_resume(saves)
         if str(newest):
@@ -132,7 +152,7 @@ def _train(
 def _summary(result: dict[str, Any], plan: Plan, folder: Path, overrides: list[str]) -> str:
     by_byte = plan.config.data.tokenizer.kind == "byte"
     notes = list(result.get("notes", []))
-    if plan.config.data.kind == "library_text":
+    if plan.config.data.kind == "library_text" and result.get("validation_loss") is not None:
         notes.append(
             "A model that knows only how often each byte occurs stands near 3.2 nats a byte."
         )
@@ -325,15 +345,3 @@ def _result(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / "result.json").read_text()))
     except (OSError, ValueError):
         return {}
-
-
-def _name_ways_on(findings: list[Finding]) -> None:
-    """For a legal choice that this machine cannot run: the two ways on."""
-    found = errors(findings)
-    if found and all(finding.machine for finding in found):
-        print(
-            "This machine cannot run it. The same choice elsewhere: add hardware=p6_b200 (or "
-            "p6_b300, h200, ...)\nand launch=plan to see its plan there; or start it on a machine "
-            "with such GPUs.",
-            flush=True,
-        )

@@ -14,7 +14,7 @@ from typing import Any
 from launch import compose, run_folder
 from launch.run import execute
 from planning.findings import Refusal
-from planning.report import finding_lines, table
+from planning.report import finding_lines, refusal_lines, table
 
 STOPPED = 143
 NOT_STARTED = "not started"
@@ -85,7 +85,7 @@ def run(overrides: list[str], number: int | None, base: _Base) -> Job:
         ended = execute(config, overrides, folder)
         return Job(number, overrides, ended.exit_status, ended.run_dir, ended.result, "")
     except Refusal as refusal:
-        print("\n".join(finding_lines(refusal.findings)), file=sys.stderr, flush=True)
+        print("\n".join(refusal_lines(refusal)), file=sys.stderr, flush=True)
         message = refusal.findings[0].message if refusal.findings else ""
         return Job(number, overrides, refusal.exit_status, None, {}, message)
     except KeyboardInterrupt:

@@ -55,9 +55,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def report(refusal: Refusal) -> int:
-    from planning.report import finding_lines
+    from planning.report import refusal_lines
 
-    print("\n".join(finding_lines(refusal.findings)), file=sys.stderr)
+    print("\n".join(refusal_lines(refusal)), file=sys.stderr)
     return refusal.exit_status
 
 

@@ -29,6 +29,7 @@ class Refusal(Exception):
     """A run that does not start; `exit_status` is the process's."""
 
     exit_status = 1
+    ways_on = ""  # said after the findings
 
     def __init__(self, findings: Finding | Iterable[Finding]) -> None:
         self.findings = [findings] if isinstance(findings, Finding) else list(findings)

@@ -93,7 +93,4 @@ def compare(
             )
         else:
             allowed.append(f"{name}: {old} -> {new}")
-    steps = flatten(after).get("training.train_steps"), flatten(before).get("training.train_steps")
-    if steps[0] is not None and steps[1] is not None and steps[0] < steps[1]:
-        allowed.append(f"training.train_steps is smaller than before ({steps[1]})")
     return findings, allowed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from planning.findings import Finding, errors
+from planning.findings import Finding, Refusal, errors
 from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
 from planning.schema import HardwareConfig, LayoutConfig, RunConfig
@@ -110,10 +110,10 @@ def lines(resolution: Resolution) -> list[str]:
         ]
     if resolution.states:
         states = resolution.states
-        parts = f"weights {states.weights / GIB:.3g}, gradients {states.gradients / GIB:.3g}, "
-        parts += f"optimizer {states.optimizer / GIB:.3g}"
+        parts = f"weights {size(states.weights)}, gradients {size(states.gradients)}, "
+        parts += f"optimizer {size(states.optimizer)}"
         room = hardware.memory_gib or gpu.memory_gib
-        total = f"{states.total / GIB:.3g} GiB a {unit}" + (f" of {room:.0f}" if room else "")
+        total = f"{size(states.total)} a {unit}" + (f" of {room:.0f} GiB" if room else "")
         rows.append(("states", f"{total} ({parts}); activations not estimated"))
     return [f"{name:<10} {text}" for name, text in rows]
 
@@ -122,6 +122,18 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """Errors first."""
     ordered = sorted(findings, key=lambda finding: finding.severity != "error")
     return [f"{finding.severity}: {finding}" for finding in ordered]
+
+
+def refusal_lines(refusal: Refusal) -> list[str]:
+    """Why a run does not start, and where to go instead."""
+    return finding_lines(refusal.findings) + ([refusal.ways_on] if refusal.ways_on else [])
+
+
+def size(number: float, digits: int = 3) -> str:
+    """Bytes as GiB, or as MiB where that is readable: '68.3 GiB', '7.61 MiB'."""
+    if number < 0.1 * GIB:
+        return f"{number / 2**20:.{digits}g} MiB"
+    return f"{number / GIB:,.{digits}g} GiB" if number < 1000 * GIB else f"{number / GIB:,.0f} GiB"
 
 
 def to_json(resolution: Resolution) -> dict[str, Any]:

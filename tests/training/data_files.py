@@ -14,9 +14,9 @@ from training import cpu_standin
 
 cpu_standin.install()  # before anything imports Megatron, for other tests of this process too
 
-from planning.schema import DataConfig, TokenizerConfig  # noqa: E402
-from training.data.tokenizers import ByteTokenizer, Tokenizer  # noqa: E402
-from training.data.writer import Writer  # noqa: E402
+from planning.schema import DataConfig, TokenizerConfig
+from training.data.tokenizers import ByteTokenizer, Tokenizer
+from training.data.writer import Writer
 
 
 def choice(kind: str = "indexed", **fields: Any) -> DataConfig:

@@ -17,12 +17,12 @@ from training import cpu_standin
 
 cpu_standin.install()
 # What a run imports along the way, once for all forks.
-import matplotlib.pyplot  # noqa: E402, F401
-import megatron.core.tokenizers.text  # noqa: E402, F401
-import megatron.training  # noqa: E402, F401
-import torch._dynamo  # noqa: E402, F401
+import matplotlib.pyplot  # noqa: F401
+import megatron.core.tokenizers.text
+import megatron.training  # noqa: F401
+import torch._dynamo  # noqa: F401
 
-from training import worker  # noqa: E402
+from training import worker
 
 
 def main(runs: list[tuple[int, Path]]) -> int:

@@ -7,8 +7,6 @@ goes on with the next. Each rank writes NAME-RANK.json beside RUNS.json: the los
 micro batches and what `facts` finds. Run it with SLIPWAY_HALF_GEMM=emulate, for `gemms`.
 """
 
-# ruff: noqa: E402 - the stand-in comes before Megatron
-
 from __future__ import annotations
 
 import json
@@ -63,7 +61,7 @@ ARGUMENTS = """
 --no-masked-softmax-fusion --no-bias-dropout-fusion --no-bias-swiglu-fusion --no-rope-fusion
 --no-persist-layer-norm --num-workers 0 --eval-iters 0 --eval-interval 1000 --log-interval 1
 --distributed-timeout-minutes 1
-""".split()  # noqa: SIM905
+""".split()
 
 
 def model_provider(
