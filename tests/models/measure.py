@@ -3,8 +3,6 @@
 Both are JSON. In a process of its own, because the CPU stand-in changes torch for good.
 """
 
-# ruff: noqa: E402 - the stand-in comes before Megatron
-
 from __future__ import annotations
 
 import json

@@ -48,16 +48,13 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         local = Path(path).expanduser()
-        looks_local = path.startswith((".", "/", "~")) or local.exists()
+        # A hub's names have one slash; a mistyped folder would be looked up there for a minute.
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists()
         if looks_local and not local.is_dir():
             raise _error(
                 f"{path} is not a folder",
                 "give the folder that holds tokenizer.json and tokenizer_config.json",
             )
-        looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-        if looks_local and not Path(path).expanduser().exists():
-            # transformers would look it up on its hub for a minute before it says so.
-            raise _error(f"{path} does not exist", "give the folder of a saved tokenizer")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(local) if looks_local else path
