@@ -27,6 +27,7 @@ __all__ = [
     "Newest",
     "begin",
     "checkpoints",
+    "continue_metrics",
     "default_run_dir",
     "free_space_check",
     "has_run",
@@ -112,6 +113,32 @@ def write_environment(
     record = {"roots": dict(roots), "environment": dict(environment)}
     path = run_dir / "logs" / "environment.json"
     path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+def continue_metrics(folder: Path, step: int) -> None:
+    """Make metrics.jsonl go on from `step`, one line a step.
+
+    Lines of later steps, which are trained again, move to logs/.
+    """
+    path = folder / "metrics.jsonl"
+    kept: list[str] = []
+    dropped: list[str] = []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    for line in lines:
+        try:
+            later = json.loads(line)["step"] > step
+        except (ValueError, KeyError, TypeError):
+            later = True  # a line cut off by a kill
+        (dropped if later else kept).append(line)
+    if dropped:
+        aside = folder / "logs" / f"metrics-after-{step}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        aside.write_text("".join(dropped))
+        beside = path.with_suffix(".new")
+        beside.write_text("".join(kept))
+        beside.rename(path)
+    if step:
+        with open(path, "a") as metrics:
+            metrics.write(json.dumps({"step": step, "resumed": True}) + "\n")
 
 
 @contextmanager

@@ -97,3 +97,10 @@ def states(
         if worst is None or found.total > worst.total:
             worst = found
     return worst
+
+
+def checkpoint_bytes(parameters: int, precision: PrecisionConfig) -> int:
+    """One checkpoint on disk: weights and optimizer state of all ranks, once each."""
+    main = 0 if precision.dtype == "fp32" else 4
+    moments = 2 * BYTES[precision.optimizer_moments]
+    return parameters * (BYTES[precision.dtype] + main + moments)

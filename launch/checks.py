@@ -1,0 +1,139 @@
+"""What only the machine that launches can see of a choice: files, earlier runs, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from models import stacks
+from planning import identity
+from planning.findings import ChoiceError, Finding
+from planning.schema import RunConfig
+from training import checkpoints
+from training.data import indexed, library_text
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """The choice with its local paths made absolute: workers need not share our folder."""
+
+    def path(text: str) -> str:
+        return text if "://" in text else str(Path(text).expanduser().absolute())
+
+    def paths(items: list[Any]) -> list[Any]:
+        # Strings that are numbers are weights.
+        return [
+            paths(item)
+            if isinstance(item, list)
+            else path(item)
+            if isinstance(item, str) and not _is_number(item)
+            else item
+            for item in items
+        ]
+
+    sources = {
+        name: paths(getattr(config.data, name))
+        for name in ("paths", "train_paths", "valid_paths", "test_paths")
+    }
+    saving = config.checkpoint
+    checkpoint = {
+        "save": saving.save if isinstance(saving.save, bool) else path(saving.save),
+        "load": None if saving.load is None else path(saving.load),
+    }
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update=sources),
+            "checkpoint": saving.model_copy(update=checkpoint),
+        }
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def stack(config: RunConfig) -> list[Finding]:
+    try:
+        stacks.check(config.model.stack)
+    except ChoiceError as error:
+        return error.findings
+    return []
+
+
+def data(config: RunConfig) -> list[Finding]:
+    training = config.training
+    made = None
+    if config.data.kind == "library_text":
+        prefixes = library_text.expected(Path(config.data.cache).expanduser().resolve())
+        if prefixes is None:
+            return []  # the first worker makes it
+        made = (prefixes.train, prefixes.valid, prefixes.test)
+    needed = indexed.samples_needed(
+        training.train_steps,
+        training.eval_interval,
+        training.eval_steps,
+        training.global_batch_size,
+    )
+    _, findings = indexed.check(
+        config.data, config.model.vocab_size, config.model.seq_length, needed, made
+    )
+    return findings
+
+
+def checkpoint_folder(config: RunConfig, run_dir: Path) -> Path:
+    save = config.checkpoint.save
+    return run_dir / "checkpoints" if isinstance(save, bool) else Path(save)
+
+
+def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Finding], list[str]]:
+    """(errors: `folder` is of another run; lines: what changed) where a run would continue."""
+    saves = checkpoint_folder(config, folder or Path())
+    previous = _previous_config(config, folder)
+    saved = checkpoints.newest_complete(saves).taken is not None
+    trained = saved or (folder is not None and (folder / "metrics.jsonl").exists())
+    # A plan alone may be replaced by another one, but not that of a run.
+    if previous is None or config.resume != "auto" or not (
+        trained or config.launch.kind == "local"
+    ):  # fmt: skip
+        return [], []
+    after = config.model_dump(mode="json")
+    return identity.compare(previous, after, str(folder or saves), saved=saved)
+
+
+def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:
+    """The configuration of the run that this one would continue, if there is one."""
+    folders = [checkpoint_folder(config, run_dir or Path())]
+    if run_dir is not None:
+        folders.insert(0, run_dir)
+    elif isinstance(config.checkpoint.save, bool):
+        return None
+    for folder in folders:
+        try:
+            plan = yaml.safe_load((folder / "plan.yaml").read_text())
+            return dict(plan["config"])
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            continue
+    return None
+
+
+def initial_weights(config: RunConfig) -> list[Finding]:
+    folder = config.checkpoint.load
+    if folder is None or "://" in folder:
+        return []
+    newest = checkpoints.newest_complete(Path(folder))
+    sharded = config.layout.sharding == "fsdp"
+    if newest.taken is None:
+        reason = f": {newest.passed_over[0].reason}" if newest.passed_over else ""
+        message, fix = f"{folder} holds no complete checkpoint{reason}", "name one that has iter_*"
+    elif sharded != (newest.taken.format == "dcp"):
+        # docs/resume.md: Megatron-FSDP saves in a format of its own.
+        message = f"{newest.taken.path} was {'not ' if sharded else ''}saved by Megatron-FSDP"
+        fix = f"take {'another layout than fsdp' if sharded else 'layout=fsdp'}"
+    else:
+        return []
+    return [Finding("initial-weights", "error", "checkpoint.load", message, fix)]
