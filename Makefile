@@ -11,7 +11,7 @@ train: setup
 	@$(PYTHON) launch/train.py $(ARGS)
 
 test: setup
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
