@@ -15,31 +15,46 @@ from training import checkpoints
 from training.data import indexed, library_text
 
 
+def home(text: str, setting: str) -> Path:
+    """The path with `~` replaced. Raises ChoiceError: there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        message, fix = f"{text}: there is no such user", "write the path in full"
+        raise ChoiceError(Finding("home", "error", setting, message, fix)) from None
+
+
 def absolute(config: RunConfig) -> RunConfig:
-    """The choice with its local paths made absolute: workers need not share our folder."""
+    """The choice with its local paths made absolute: workers need not share our folder.
 
-    def path(text: str) -> str:
-        return text if "://" in text else str(Path(text).expanduser().absolute())
+    Raises ChoiceError: a path in the home of an unknown user.
+    """
 
-    def paths(items: list[Any]) -> list[Any]:
+    def path(text: str, setting: str) -> str:
+        return text if "://" in text else str(home(text, setting).absolute())
+
+    def paths(items: list[Any], setting: str) -> list[Any]:
         # Strings that are numbers are weights.
         return [
-            paths(item)
+            paths(item, setting)
             if isinstance(item, list)
-            else path(item)
+            else path(item, setting)
             if isinstance(item, str) and not _is_number(item)
             else item
             for item in items
         ]
 
+    home(config.data.cache, "data.cache")
     sources = {
-        name: paths(getattr(config.data, name))
+        name: paths(getattr(config.data, name), f"data.{name}")
         for name in ("paths", "train_paths", "valid_paths", "test_paths")
     }
     saving = config.checkpoint
     checkpoint = {
-        "save": saving.save if isinstance(saving.save, bool) else path(saving.save),
-        "load": None if saving.load is None else path(saving.load),
+        "save": saving.save
+        if isinstance(saving.save, bool)
+        else path(saving.save, "checkpoint.save"),
+        "load": None if saving.load is None else path(saving.load, "checkpoint.load"),
     }
     return config.model_copy(
         update={

@@ -45,7 +45,7 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
     config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
     resolution = resolve(config)
     plan = resolution.plan
-    folder = run_dir or (Path(config.run_dir) if config.run_dir else None)
+    folder = run_dir or (checks.home(config.run_dir, "run_dir") if config.run_dir else None)
     print("\n".join(report.lines(resolution)), flush=True)
     findings = resolution.findings + checks.stack(config) + checks.data(config)
     different, changed = checks.against_previous(resolution.config, folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import compose, run_folder
+from launch import checks, compose, run_folder
 from launch.run import execute
 from planning.findings import Refusal
 from planning.report import finding_lines, refusal_lines, table
@@ -56,7 +56,11 @@ class _Base:
     def of(self, run_dir: str | None, model_name: str) -> Path:
         if self.path is None:
             self.made = run_dir is None
-            self.path = Path(run_dir) if run_dir else run_folder.default_run_dir(model_name)
+            self.path = (
+                checks.home(run_dir, "run_dir")
+                if run_dir
+                else run_folder.default_run_dir(model_name)
+            )
         return self.path
 
     def close(self) -> Path | None:

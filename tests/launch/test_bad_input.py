@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import compose, machine, run, train, usage
+from launch import compose, machine, train, usage
 from launch.train import main
 from planning.identity import flatten
 from tests.choices import CPU, ROOT, values
+from training import checkpoints
+from training.data import library_text
 from training.data.tokenizers import ByteTokenizer
 from training.data.writer import Writer
 
@@ -33,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "look", lambda: CPU)
     # The standard library's sources need no reading here.
-    monkeypatch.setattr(run.library_text, "expected", lambda *_: None)
+    monkeypatch.setattr(library_text, "expected", lambda *_: None)
     return tmp_path
 
 
@@ -122,6 +124,8 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], status: int = 
         (["model.num_layers=3", "model.pattern='*-G-'"], ["error: model.num_layers: 3 blocks"]),
         (["launch.port=70000"], ["error: launch.port: 70000 is not a port", "at most 65535"]),
         (["checkpoint.load=nowhere"], ["error: checkpoint.load: ", "no complete checkpoint"]),
+        (["run_dir='~nobody-here/x'"], ["error: run_dir: ~nobody-here/x: there is no such user"]),
+        (["checkpoint.save='~nobody-here'"], ["error: checkpoint.save: ", "the path in full"]),
         (["data=indexed"], ["error: data"]),
         (["data=indexed", "data.paths=[nowhere]"], ["nowhere"]),
     ],
@@ -258,9 +262,9 @@ def test_a_plan_alone_may_be_replaced(here: Path) -> None:
 def test_checkpoints_of_another_form_are_refused(
     capsys: pytest.CaptureFixture[str], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = run.checkpoints.CheckpointState(5, trained, True, "", "torch_dist", 1)
-    newest = run.checkpoints.Newest(complete, [])
-    monkeypatch.setattr(run.checkpoints, "newest_complete", lambda _: newest)
+    complete = checkpoints.CheckpointState(5, trained, True, "", "torch_dist", 1)
+    newest = checkpoints.Newest(complete, [])
+    monkeypatch.setattr(checkpoints, "newest_complete", lambda _: newest)
     said = refused(capsys, ["run_dir=r", "layout=replicated", "launch=plan"])
     assert "error: layout.sharding: r holds checkpoints of sharding=optimizer" in said
     assert "checkpoint.load=r/checkpoints" in said
@@ -372,6 +376,8 @@ VALUES = (
         "\\",
         "!",
         "$x",
+        "'~nobody-here/x'",
+        "s3://a/b",
     ),
 )
 EDITS = ("drop", "double", "swap", "upper", "+", "~", "++", "@x", ".x", "/x")
