@@ -20,6 +20,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import hydra
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from launch.usage import CONF, choices, groups
-from planning.findings import ChoiceError, Finding, did_you_mean
+from planning.findings import ChoiceError, Finding, did_you_mean, nearest
 from planning.schema import LARGEST, RunConfig
 
 __all__ = ["CONF", "choices", "choose", "combinations", "from_values", "groups", "repeated",
@@ -108,8 +109,9 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
 
 def repeated(words: Sequence[str]) -> list[Finding]:
     """Warnings of settings that are given more than once: Hydra takes the last."""
-    last = {override.key_or_group: override for override in parse(words)}
-    counts = Counter(override.key_or_group for override in parse(words))
+    found = parse(words)
+    last = {override.key_or_group: override for override in found}
+    counts = Counter(override.key_or_group for override in found)
     return [
         Finding(
             "repeated",
@@ -320,10 +322,11 @@ def translate(error: Exception) -> ChoiceError:
         return _refuse(found.group(1), "it is there already", "leave out the + before it")
     setting = str(getattr(error, "full_key", None) or "")
     cause = error.__cause__ or error
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    if setting in settings():
-        return _refuse(setting, lines[0], _expected(setting))
-    return _refuse(setting, lines[0], "see --help and --cfg job")
+    if isinstance(cause, yaml.YAMLError):  # of a file in conf/
+        return _refuse("", " ".join(str(cause).split()), "correct the file")
+    line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+    fix = _expected(setting) if setting in settings() else "see --help and --cfg job"
+    return _refuse(setting, line, fix)
 
 
 def _unreadable(word: str, error: Exception) -> Finding:
@@ -392,8 +395,8 @@ def _nearest(name: str) -> str:
 def _near(leaf: str, known: Iterable[str]) -> str:
     """The setting of `known` whose last part is nearest."""
     leaves = {setting.rpartition(".")[2]: setting for setting in known}
-    near = did_you_mean(leaf, leaves)
-    return near and f"; did you mean {leaves[near.removeprefix('; did you mean ')[:-1]]}?"
+    near = nearest(leaf, leaves)
+    return f"; did you mean {leaves[near]}?" if near else ""
 
 
 def _finding(setting: str, message: str, fix: str, id: str = "command-line") -> Finding:

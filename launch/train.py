@@ -16,6 +16,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from launch import usage
 from planning.findings import ChoiceError, Finding, Refusal, did_you_mean
@@ -34,7 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Do what the command line asks for: `words`, or the process's own."""
     given = list(sys.argv[1:] if words is None else words)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may be no text
     try:
         options = _options(given)
         if any(option in HELP for option in options):

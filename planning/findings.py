@@ -61,7 +61,12 @@ class MachineError(Refusal):
     exit_status = 3
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is nearest to a mistyped one, if any is near."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the nearest known word, else ''."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""

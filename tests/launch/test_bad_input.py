@@ -304,7 +304,7 @@ def test_a_real_process_is_quick_and_leaves_nothing(
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
     assert list(here.iterdir()) == []
-    assert took < 10  # 2 on a machine that has nothing else to do
+    assert took < 30  # 2 on a machine that has nothing else to do
     with capsys.disabled():
         print(f" [{took:.1f} s]", end="")
 
@@ -322,7 +322,7 @@ def test_help_and_settings_are_quick_and_leave_nothing(here: Path) -> None:
     assert helped.stderr == shown.stderr == ""
     assert list(here.iterdir()) == []
     assert help_s < 5
-    assert show_s < 10
+    assert show_s < 30
 
 
 def test_a_reader_that_goes_away_is_no_error(here: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,23 @@ def test_a_model_brings_its_training_and_words_change_it() -> None:
     assert chosen.training.global_batch_size == 64
     assert chosen.training.train_steps == chosen.model.recipe.train_steps == 24_000
     assert chosen.training.optimizer.warmup_steps == "2%"
+
+
+def test_a_file_with_a_slip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(compose.CONF, tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF", tmp_path / "conf")
+    file = tmp_path / "conf/model/gpt_mine.yaml"
+    good = (compose.CONF / "model/gpt_1b.yaml").read_text()
+    file.write_text(good.replace("num_layers: 16", "num_layers: 16\n  hidden_size: 5"))
+    assert f'in "{file}", line' in refusal("model=gpt_mine").message
+    file.write_text(good.replace("qk_norm: false\n", ""))
+    found = refusal("model=gpt_mine")
+    assert (found.setting, found.message) == ("model.qk_norm", "it has no value")
+    assert found.fix == "take true or false"
+    file.write_text(good + "qk_nrom: true\n")
+    found = refusal("model=gpt_mine")
+    assert found.setting == "model.qk_nrom"
+    assert found.message.endswith("did you mean model.qk_norm?")
 
 
 def refusal(*words: str) -> Finding:
