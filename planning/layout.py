@@ -21,9 +21,13 @@ def _with(layout: LayoutConfig, **values: object) -> LayoutConfig:
 
 
 def candidates(
-    layout: LayoutConfig, parameters: int | None, world_size: int, gpus_per_node: int
+    layout: LayoutConfig,
+    parameters: int | None,
+    world_size: int,
+    gpus_per_node: int,
+    optimizer: str,
 ) -> list[LayoutConfig]:
-    """Layouts from the least sharding to the most, all complete."""
+    """Layouts from the least sharding to the most, all complete. optimizer: "adam" or "sgd"."""
     plain = {
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
@@ -31,7 +35,7 @@ def candidates(
         "context_parallel": 1,
         "expert_parallel": 1,
         "sequence_parallel": (layout.tensor_parallel or 1) > 1,
-        "sharding": "optimizer",
+        "sharding": "optimizer" if optimizer == "adam" else "none",
         "overlap": layout.sharding != "fsdp2",  # it overlaps by itself
         # A model of this size outgrows a card with its activations kept (AWS's guide to Blackwell
         # training, 2026: from about 14B).

@@ -114,7 +114,11 @@ def _choose_layout(
         return states is None or states.total <= layout.STATE_SHARE * room * GIB
 
     found = layout.candidates(
-        config.layout, parameters.total if parameters else None, world_size, per_node
+        config.layout,
+        parameters.total if parameters else None,
+        world_size,
+        per_node,
+        config.training.optimizer.name,
     )
     return facts(found[0] if len(found) == 1 else layout.choose(found, legal, fits))
 

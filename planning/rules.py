@@ -713,6 +713,12 @@ def fsdp2(f: Facts) -> Iterator[Verdict]:
         )
     if f.config.precision.dtype == "fp16":
         yield "precision.dtype", "fp16 with fsdp2", f"take bf16, {other}"
+    if "E" in f.config.model.pattern and f.config.checkpoint.save is not False:
+        yield (
+            "checkpoint.save",
+            "experts (E) cannot be saved under fsdp2 (dist_checkpointing/validation.py)",
+            "set checkpoint.save=false, or take layout=ddp",
+        )
     if f.layout.overlap:
         yield (
             "layout.overlap",
@@ -751,6 +757,16 @@ def fsdp(f: Facts) -> Iterator[Verdict]:
             "layout.pipeline_parallel",
             "Megatron-FSDP with tied embeddings on two stages",
             "set model.tied_embeddings=false, or layout.pipeline_parallel=1",
+        )
+
+
+@rule("sgd-sharding", "distrib_optimizer.py: only Adam's state is sharded")
+def sgd_sharding(f: Facts) -> Iterator[Verdict]:
+    if f.config.training.optimizer.name == "sgd" and f.layout.sharding in ("optimizer", "fsdp"):
+        yield (
+            "training.optimizer.name",
+            f"sgd with layout.sharding={f.layout.sharding}, which shards the state of Adam",
+            "take layout=replicated, or training.optimizer.name=adam",
         )
 
 

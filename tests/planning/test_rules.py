@@ -193,8 +193,16 @@ EXAMPLES = [
             "hardware=h200 layout.pipeline_parallel=2", "hardware=h200", "layout.pipeline_parallel",
             "layout=fsdp", by_megatron=True),
     Example("fsdp2", "model=moe_8x1b hardware=h200 layout=fsdp2 precision.gradients=bf16 "
-            "model.tied_embeddings=false", "layout.expert_parallel=2", "layout.expert_parallel=1",
-            "layout.expert_parallel", "set it to 1", by_megatron=True),
+            "model.tied_embeddings=false", "checkpoint.save=true", "checkpoint.save=false",
+            "checkpoint.save", "experts (E) cannot be saved"),
+    Example("sgd-sharding", "model=gpt_1b hardware=h200 training.optimizer.name=sgd", "layout=ddp",
+            "layout=replicated", "training.optimizer.name", "take layout=replicated"),
+    # layout=auto knows.
+    Example("sgd-sharding", "model=gpt_1b hardware=h200 training.optimizer.name=sgd",
+            "layout.sharding=fsdp", "layout=auto", "training.optimizer.name", "Adam"),
+    Example("fsdp2", "model=moe_8x1b hardware=h200 layout=fsdp2 precision.gradients=bf16 "
+            "model.tied_embeddings=false checkpoint.save=false", "layout.expert_parallel=2",
+            "layout.expert_parallel=1", "layout.expert_parallel", "set it to 1", by_megatron=True),
     Example("fsdp2", "model=gpt_1b hardware=h200 layout=fsdp2 precision.gradients=bf16",
             "model.tied_embeddings=true", "model.tied_embeddings=false", "layout.sharding",
             "model.tied_embeddings=false", by_megatron=True),
