@@ -38,6 +38,7 @@ __all__ = [
     "said_of",
     "set_aside",
     "write_environment",
+    "write_private",
 ]
 
 # All that a run writes; nothing else in the folder is ever touched.
@@ -113,6 +114,19 @@ def write_environment(
     record = {"roots": dict(roots), "environment": dict(environment)}
     path = run_dir / "logs" / "environment.json"
     path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read (account details), whole or not at all.
+
+    Its folder becomes the owner's alone if it has to be made.
+    """
+    with said_of("run_dir", path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        beside.replace(path)
 
 
 def continue_metrics(folder: Path, step: int) -> None:
