@@ -84,6 +84,36 @@ def format_event(event: Event) -> str:
     return ""
 
 
+# What a job's log says of a step, and how CloudWatch reads it back: (name, as printed).
+_LOGGED = (
+    ("loss", ".6g"),
+    ("tokens_per_s_per_gpu", ".1f"),
+    ("mfu", ".4f"),
+    ("memory_gib", ".2f"),
+    ("validation_loss", ".6g"),
+    ("test_loss", ".6g"),
+)
+# Name -> regular expression with the value as its group; `\b` keeps loss from validation_loss.
+LOG_METRICS = {name: rf"\b{name}=([-+.0-9e]+)" for name, _ in _LOGGED}
+
+
+def log_line(event: Event) -> str:
+    """A step or a validation as one line for programs that read logs; "" for other events.
+
+    `step=7 loss=2.04 tokens_per_s_per_gpu=17835.2 mfu=0.4120 memory_gib=71.30`: what was not
+    measured is left out, a loss that is not finite is "nan". LOG_METRICS finds the values.
+    """
+    if event["event"] not in ("step", "validation"):
+        return ""
+    parts = [f"step={event['step']}"]
+    for name, form in _LOGGED:
+        if (value := event.get(name)) is not None:
+            parts.append(f"{name}={value:{form}}")
+        elif name == "loss" and name in event:
+            parts.append("loss=nan")  # JSON's null: not finite
+    return " ".join(parts)
+
+
 def step_parts(event: Event) -> list[str]:
     """The parts of a step's line, the most important first; what was not measured is left out."""
     parts = [f"step {event['step']}/{event['train_steps']}", f"loss {number(event['loss'])}"]
