@@ -258,7 +258,7 @@ def _training(training: TrainingConfig, precision: PrecisionConfig) -> list[str]
         "--exit-signal-handler",
         "--distributed-timeout-minutes", "30",
     ]  # fmt: skip
-    if not training.check_nan or precision.dtype == "fp16":  # rules.py: fp16-nan
+    if not training.check_nan or precision.dtype == "fp16":  # rules/precision.py: fp16-nan
         args.append("--no-check-for-nan-in-loss-and-grad")
     return args
 
