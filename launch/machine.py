@@ -6,19 +6,14 @@ No torch: GPUs come from NVML, the rest from the operating system.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator
-from pathlib import Path
 
-from launch import gpus
 from planning.findings import Finding
-from planning.hardware import GIB, GPUS, gpu_of_nvml_name
+from planning.hardware import GPUS, gpu_of_nvml_name
 from planning.plan import Plan
 from planning.schema import HardwareConfig
-from training.device import ENOUGH_MEMORY, planned_memory_gib, torch_cudnn
+from training import gpus, host
+from training.device import ENOUGH_MEMORY, planned_memory_gib
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
 # A card's memory differs from the table's by more: another model of the kind, or a MIG instance.
 SAME_MEMORY = 0.02
 
@@ -48,57 +43,7 @@ def look() -> Machine:
     cards = gpus.look()
     names = tuple(card.name for card in cards.visible)
     memory = min((c.memory_gib for c in cards.visible if c.memory_gib is not None), default=None)
-    return Machine(names, memory, host_memory_gib(), cores(), cards.driver, cards.problems)
-
-
-def host_memory_gib() -> float:
-    """The memory that this process may use: the machine's, or a container's limit."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for folder in _cgroups("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
-            value = _read(folder / name).strip()
-            if value.isdigit():  # not "max"
-                limits.append(int(value))
-    return min(limits) / GIB
-
-
-def cores() -> int:
-    """The cores that this process may use: its affinity, or a container's quota of CPU time."""
-    limits = [len(os.sched_getaffinity(0))]
-    for folder in _cgroups("cpu"):
-        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-        if not period:
-            quota = _read(folder / "cpu.cfs_quota_us").strip()
-            period = _read(folder / "cpu.cfs_period_us").strip()
-        if quota.isdigit() and period.isdigit():  # not "max", not -1
-            limits.append(max(1, int(quota) // int(period)))
-    return min(limits)
-
-
-def _cgroups(controller: str) -> Iterator[Path]:
-    """Folders of this process's control groups, from its own up; a limit holds for all below.
-
-    A container often sees only its own group, mounted as the root: what does not exist is skipped
-    by the reader.
-    """
-    for line in _read(OWN_CGROUPS).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            roots = [CGROUPS, CGROUPS / "unified"]
-        elif controller in controllers.split(","):
-            roots = [CGROUPS / controller, CGROUPS / controllers]
-        else:
-            continue
-        for root in roots:
-            inner = Path(path.lstrip("/"))
-            yield from (root / folder for folder in (inner, *inner.parents))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    return Machine(names, memory, host.memory_gib(), host.cores(), cards.driver, cards.problems)
 
 
 def fill(hardware: HardwareConfig, machine: Machine) -> HardwareConfig:
@@ -194,16 +139,4 @@ def compare(plan: Plan, machine: Machine) -> list[Finding]:
 
 def environment(plan: Plan, machine: Machine) -> dict[str, str]:
     """The plan's environment with its policies turned into this machine's paths and numbers."""
-    cudnn = torch_cudnn()
-    values = {
-        "policy:cores-per-process": str(max(1, machine.cores // plan.processes_per_node)),
-        "policy:torch-cudnn": str(cudnn) if cudnn else None,
-    }
-    resolved = {name: values.get(value, value) for name, value in plan.environment.items()}
-    if cudnn and resolved.get("CUDNN_HOME") == str(cudnn):
-        # CUDNN_HOME gives Transformer Engine the main library only. On a machine with a CUDA
-        # toolkit the loader looks for the others (libcudnn_graph.so.9, ...) itself: it finds none,
-        # or those of another version.
-        before = os.environ.get("LD_LIBRARY_PATH")
-        resolved["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(cudnn / "lib"), before]))
-    return {name: value for name, value in resolved.items() if value is not None}
+    return host.environment(plan.environment, plan.processes_per_node, machine.cores)

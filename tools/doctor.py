@@ -156,13 +156,13 @@ class Doctor:
     # --- read without torch -------------------------------------------------------------------
 
     def host(self) -> None:
-        from launch import machine
+        from training import host
 
         model, bf16 = readers.cpu()
         self.report.row("machine", "system", readers.system())
-        self.report.row("machine", "CPU", f"{model}, {machine.cores()} cores")
+        self.report.row("machine", "CPU", f"{model}, {host.cores()} cores")
         self.report.row("machine", "BF16 on the CPU", bf16)
-        self.report.row("machine", "memory", f"{machine.host_memory_gib():.1f} GiB")
+        self.report.row("machine", "memory", f"{host.memory_gib():.1f} GiB")
         self.report.row("machine", "container engine", readers.container_engines())
 
     def disk(self) -> None:
@@ -208,7 +208,7 @@ class Doctor:
         self.report.problems += readers.engine_problems(wanted, here)
 
     def gpus(self) -> None:
-        from launch import gpus
+        from training import gpus
 
         cards = gpus.look()
         self.gpu_names = [card.name for card in cards.visible]
@@ -292,9 +292,9 @@ class Doctor:
         )
 
     def cudnns(self) -> None:
-        from training import device
+        from training import device, host
 
-        home = device.torch_cudnn()
+        home = host.torch_cudnn()
         mine = home / "lib" if home else None
         versions: dict[Path, str] = {}
         for folder, sources in readers.cudnn_places(os.environ, mine).items():

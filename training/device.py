@@ -6,7 +6,6 @@ Transformer Engine.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 from planning.findings import Finding, MachineError
 from planning.hardware import GIB, GPUS, gpu_of_nvml_name
 from planning.plan import Plan
+from training.host import torch_cudnn
 
 # Of the planned memory, what a card must have: the table's figures are of one card of the kind.
 ENOUGH_MEMORY = 0.95
@@ -158,16 +158,6 @@ def _check_format(plan: Plan, torch: Any, engine: Any) -> None:
 
 
 # --- cuDNN ------------------------------------------------------------------------------------
-
-
-def torch_cudnn() -> Path | None:
-    """The folder of the cuDNN package that torch loads, or None where torch brings none."""
-    torch = importlib.util.find_spec("torch")
-    nvidia = importlib.util.find_spec("nvidia")
-    # torch's libraries look beside torch first (their RPATH), then it searches sys.path.
-    parents = [Path(torch.origin).parents[1] / "nvidia"] if torch and torch.origin else []
-    parents += [Path(path) for path in (nvidia.submodule_search_locations or [])] if nvidia else []
-    return next((path / "cudnn" for path in parents if (path / "cudnn" / "lib").is_dir()), None)
 
 
 def loaded_cudnns(maps: Path = Path("/proc/self/maps")) -> list[Path]:

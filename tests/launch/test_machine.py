@@ -12,7 +12,7 @@ from planning.plan import Plan
 from planning.resolve import resolve
 from planning.schema import HardwareConfig
 from tests.choices import config
-from tests.launch.fake_nvml import A2000, H200, FakeNvml, cards, install
+from tests.training.fake_nvml import A2000, H200, FakeNvml, cards, install
 
 THIS = HardwareConfig(
     name="this",
@@ -96,48 +96,6 @@ def test_problems_refuse_a_gpu_plan_and_warn_a_cpu_plan() -> None:
     looked_up = plan("hardware=this", "hardware.gpu=cpu", "hardware.gpus_per_node=1")
     assert [f.severity for f in machine.compare(looked_up, nothing_left)] == ["warning"]
     assert machine.compare(plan("hardware=cpu"), nothing_left) == []
-
-
-@pytest.mark.parametrize(
-    ("own", "files", "gib", "cores"),
-    [
-        ("0::/\n", {"memory.max": "3221225472\n", "cpu.max": "100000 100000\n"}, 3, 1),
-        ("0::/\n", {"memory.max": "max\n", "cpu.max": "max 100000\n"}, None, None),
-        # Not mounted as the root: a limit above holds too.
-        ("0::/a/b\n", {"a/memory.max": "1073741824\n", "a/b/memory.max": "2147483648\n"}, 1, None),
-        # The host's path, of which the container sees its own part only.
-        ("0::/docker/12ab\n", {"memory.max": "2147483648\n"}, 2, None),
-        (
-            "4:memory:/job\n1:cpu,cpuacct:/job\n",
-            {
-                "memory/job/memory.limit_in_bytes": "2147483648\n",
-                "cpu,cpuacct/job/cpu.cfs_quota_us": "50000\n",
-                "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-            },
-            2,
-            1,
-        ),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None, None),
-    ],
-)
-def test_limits_of_a_container(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    own: str,
-    files: dict[str, str],
-    gib: float | None,
-    cores: int | None,
-) -> None:
-    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "none")
-    all_gib, all_cores = machine.host_memory_gib(), machine.cores()
-    (tmp_path / "own").write_text(own)
-    for name, text in files.items():
-        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "fs" / name).write_text(text)
-    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "fs")
-    assert machine.host_memory_gib() == (gib or all_gib)
-    assert machine.cores() == (cores or all_cores)
 
 
 def test_environment_names_torchs_cudnn_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

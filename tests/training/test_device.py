@@ -25,7 +25,7 @@ from planning.plan import Plan
 from planning.resolve import resolve
 from tests.choices import config
 from tests.training.runs import ROOT
-from training import device
+from training import device, host
 from training.events import format_event
 
 SITE = os.environ.get("SLIPWAY_TE_SITE")
@@ -144,7 +144,7 @@ def test_notice_is_a_line() -> None:
 
 
 def test_cudnn_folders_and_versions(tmp_path: Path) -> None:
-    home = device.torch_cudnn()
+    home = host.torch_cudnn()
     assert home is not None
     installed = metadata.version("nvidia-cudnn-cu13").split(".")
     assert device.cudnn_version(home / "lib") == ".".join(installed[:3])
@@ -205,7 +205,7 @@ def test_real_engine_without_a_gpu(tmp_path: Path) -> None:
         assert line, done.stderr[-2000:]
         return json.loads(line.removeprefix("FOUND "))
 
-    home = str(device.torch_cudnn())
+    home = str(host.torch_cudnn())
     found = ask(CUDNN_HOME=home, LD_LIBRARY_PATH=f"{home}/lib")
     assert "cudnn" not in found
     assert found["attention"] == [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import gpus
-from tests.launch.fake_nvml import A2000, H200, FakeCard, FakeNvml, cards, install
+from tests.training.fake_nvml import A2000, H200, FakeCard, FakeNvml, cards, install
+from training import gpus
 
 
 def seen(found: gpus.Cards) -> str:
