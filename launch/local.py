@@ -14,45 +14,29 @@ at RUNNING, another process cannot cancel (KeyError), and it notes success for f
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import psutil
-
 from launch.display import Display
 from launch.run_folder import begin
 from planning.findings import ChoiceError, Finding, MachineError
+from training import torchrun
 from training.events import READY, EventReader
-from training.orphans import LAUNCHER_PID
+from training.orphans import descendants_end_here, terminate_children
 
-ROOT = Path(__file__).resolve().parents[1]
 STOPPED = 143  # 128 + SIGTERM, as a shell says it
 _POLL = 0.1  # seconds
 # A supervisor that signals both a process group and its leader (make, uv) repeats one request.
 _ONE_REQUEST = 0.5  # seconds
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-# Deaths that are a cause; SIGTERM and SIGABRT often follow from another rank's failure.
-_CAUSES = {
-    signal.SIGKILL: "often the machine ran out of memory (the kernel's log says so)",
-    signal.SIGSEGV: "a fault in native code",
-    signal.SIGBUS: "often /dev/shm is full",
-    signal.SIGILL: "a library built for another processor",
-    signal.SIGFPE: "an arithmetic fault in native code",
-}
 
 
 @dataclass(frozen=True)
@@ -86,23 +70,23 @@ def run(
     log_path = run_dir / "logs" / "torchrun.log"
     log_start = log_path.stat().st_size if log_path.exists() else 0
     display.phase(f"starting {processes} process{'es' if processes > 1 else ''}")
-    with _StopRequests() as stop, _descendants_end_here(), open(log_path, "ab") as log:
-        torchrun = subprocess.Popen(
+    with _StopRequests() as stop, descendants_end_here(), open(log_path, "ab") as log:
+        process = subprocess.Popen(
             _command(processes, port, worker, run_dir.resolve()),
-            env=_environment(environment),
+            env=torchrun.environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal reaches the launcher only
         )
-        ended_by_itself = _watch(torchrun, told, stop, display)
+        ended_by_itself = _watch(process, told, stop, display)
     told.show_new()
     display.close()
     if ended_by_itself:
         with open(log_path, "rb") as file:
             file.seek(log_start)
             torchrun_log = file.read().decode(errors="replace")
-        outcome = _judge(run_dir, torchrun.returncode, torchrun_log)
+        outcome = _judge(run_dir, process.returncode, torchrun_log)
     else:
         outcome = Outcome("stopped", STOPPED, "stopped at once, without saving", {})
     return _with_result(outcome, run_dir, told.progress)
@@ -139,24 +123,15 @@ def check_port(port: int) -> None:
 
 
 def _command(processes: int, port: int, worker: str, run_dir: Path) -> list[str]:
-    return [
-        *(sys.executable, "-m", "training.orphans", str(os.getpid())),
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", "1", "--nproc-per-node", str(processes), "--max-restarts", "0"),
+    rendezvous = [
         *("--rdzv-backend", "c10d", "--rdzv-id", uuid.uuid4().hex),
         # Port 0: the store takes a free one, as torchrun's own --standalone does.
         *("--rdzv-endpoint", f"127.0.0.1:{port}"),
         *("--local-addr", "127.0.0.1"),  # else the host's name, which may not resolve
-        *("-m", worker, str(run_dir)),
     ]
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    merged = {**os.environ, **environment}
-    merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), merged.get("PYTHONPATH")]))
-    merged["PYTHONSAFEPATH"] = "1"  # a folder named training/ where we were called is not ours
-    merged[LAUNCHER_PID] = str(os.getpid())
-    return merged
+    return torchrun.command(
+        processes=processes, worker=worker, run_dir=run_dir, rendezvous=rendezvous
+    )
 
 
 class _StopRequests:
@@ -204,11 +179,11 @@ class _Told:
 
 
 def _watch(
-    torchrun: subprocess.Popen[bytes], told: _Told, stop: _StopRequests, display: Display
+    process: subprocess.Popen[bytes], told: _Told, stop: _StopRequests, display: Display
 ) -> bool:
     """Show events and pass on stop requests until torchrun ends; False if it is to be killed."""
     asked = False
-    while torchrun.poll() is None:
+    while process.poll() is None:
         told.show_new()
         if stop.count > 1 or (stop.count and not told.ready):
             display.message("stopping at once")
@@ -216,92 +191,21 @@ def _watch(
         if stop.count and not asked:
             asked = True
             display.message("finishing the step and saving; press Ctrl-C again to stop at once")
-            for worker in psutil.Process(torchrun.pid).children():
-                worker.terminate()
+            terminate_children(process.pid)
         display.tick()
         time.sleep(_POLL)
     return True
 
 
-@contextmanager
-def _descendants_end_here() -> Iterator[None]:
-    """Whatever starts inside has ended when this is left: killed, if it has not by itself.
-
-    As the subreaper this process adopts descendants whose parent ended, so none gets lost.
-    """
-    me = psutil.Process()
-    others = set(me.children())
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        for _ in range(10):  # again for those that were forked meanwhile
-            own = [child for child in me.children() if child not in others]
-            if not own:
-                break
-            for child in own:
-                _kill_tree(child)
-        prctl(_PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _kill_tree(process: psutil.Process) -> None:
-    try:
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in tree:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            pass
-    psutil.wait_procs(tree, timeout=10)
-
-
 def _judge(run_dir: Path, returncode: int, torchrun_log: str) -> Outcome:
     """The outcome of a torchrun that ended by itself."""
-    result = _read_json(run_dir / "result.json")
+    result = torchrun.read_json(run_dir / "result.json")
     if returncode == 0 and result.get("status") == "done":
         return Outcome("done", 0, "", result)
     if returncode == 0 and result.get("status") == "stopped":
         return Outcome("stopped", STOPPED, result.get("message", ""), result)
-    message, exit_status = _failure(run_dir / "logs", returncode, torchrun_log)
-    return Outcome("failed", exit_status, message, result)
-
-
-def _failure(logs: Path, returncode: int, torchrun_log: str) -> tuple[str, int]:
-    """What to say of a failed run, and the exit status: that of the rank that failed first."""
-    # torchrun prints, for each rank that it saw fail: "rank : 1 (local_rank: 1)",
-    # "exitcode : -9 (pid: 7)" (torch/distributed/elastic/multiprocessing/errors), the first last.
-    seen = re.findall(r"rank +: (\d+) \(local_rank.*\n +exitcode +: (-?\d+)", torchrun_log)
-    deaths = [(int(rank), int(code)) for rank, code in seen]
-    for rank, code in deaths:
-        if code < 0 and -code in _CAUSES:
-            return f"{_killed(rank, -code)}\n    log: {logs}/rank-{rank}.log", 1
-    errors = [_read_json(path) for path in logs.glob("error-rank-*.json")]
-    errors = [error for error in errors if "rank" in error]
-    if errors:
-        first = min(errors, key=lambda error: error.get("time", 0))
-        status = first.get("exit_status")
-        message = f"rank {first['rank']} failed: {first.get('type')}: {first.get('message')}"
-        if status in (ChoiceError.exit_status, MachineError.exit_status):
-            return str(first.get("message")), status
-        return f"{message}\n    log: {logs}/rank-{first['rank']}.log", 1
-    if deaths:
-        rank, code = deaths[-1]
-        log = logs / f"rank-{rank}.log"
-        how = _killed(rank, -code) if code < 0 else f"rank {rank} ended with exit status {code}"
-        return f"{how}; it last said: {_last_line(log)}\n    log: {log}", 1
-    if returncode < 0:
-        return f"torchrun was killed by signal {-returncode}", 1
-    if returncode > 0:
-        return f"torchrun failed: {_last_line(logs / 'torchrun.log')}\n    logs: {logs}", 1
-    return f"the processes ended without a result\n    logs: {logs}", 1
-
-
-def _killed(rank: int, number: int) -> str:
-    cause = _CAUSES.get(signal.Signals(number)) if number in set(signal.Signals) else None
-    return f"rank {rank} was killed by signal {number}" + (f": {cause}" if cause else "")
+    failure = torchrun.failure(run_dir / "logs", returncode, torchrun_log)
+    return Outcome("failed", failure.exit_status, str(failure), result)
 
 
 def _with_result(outcome: Outcome, run_dir: Path, progress: Mapping[str, Any]) -> Outcome:
@@ -312,20 +216,3 @@ def _with_result(outcome: Outcome, run_dir: Path, progress: Mapping[str, Any]) -
     result = {**progress, **outcome.result, **end}
     (run_dir / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return Outcome(outcome.status, outcome.exit_status, outcome.message, result)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _last_line(path: Path) -> str:
-    """The last line of a log that is not empty."""
-    try:
-        lines = path.read_text(errors="replace").split("\n")
-    except OSError:
-        return "(no log)"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")

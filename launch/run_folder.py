@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from training.checkpoints import (
     prepare_resume,
     prune,
 )
+from training.run_files import begin, continue_metrics, move_into, said_of, write_environment
 
 __all__ = [
     "CheckpointState",
@@ -84,36 +84,14 @@ def set_aside(run_dir: Path, checkpoint_folder: Path | None = None) -> Path | No
     run_dir itself held nothing.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    moved = _move_into(run_dir / f"previous-{stamp}", [run_dir / name for name in CONTENTS])
+    moved = move_into(run_dir / f"previous-{stamp}", [run_dir / name for name in CONTENTS])
     inside = run_dir / "checkpoints"
     if checkpoint_folder and checkpoint_folder.resolve() != inside.resolve():
         found = [*checkpoint_folder.glob("iter_*")]
         found += [checkpoint_folder / name for name in (TRACKER, "plan.yaml")]
-        moved_too = _move_into(checkpoint_folder / f"previous-{stamp}", found)
+        moved_too = move_into(checkpoint_folder / f"previous-{stamp}", found)
         return moved or moved_too
     return moved
-
-
-def begin(run_dir: Path) -> None:
-    """Make the folder and its logs/; what the last start left as its outcome goes to logs/.
-
-    So a result.json that is there afterwards is this start's.
-    """
-    logs = run_dir / "logs"
-    with said_of("run_dir", run_dir):
-        logs.mkdir(parents=True, exist_ok=True)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        outcome = [run_dir / "result.json", *sorted(logs.glob("error-rank-*.json"))]
-        _move_into(logs / f"before-{stamp}", outcome)
-
-
-def write_environment(
-    run_dir: Path, roots: Mapping[str, str], environment: Mapping[str, str]
-) -> None:
-    """Record what the plan's roots and policies became on this machine."""
-    record = {"roots": dict(roots), "environment": dict(environment)}
-    path = run_dir / "logs" / "environment.json"
-    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:
@@ -127,32 +105,6 @@ def write_private(path: Path, text: str) -> None:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
         beside.replace(path)
-
-
-def continue_metrics(folder: Path, step: int) -> None:
-    """Make metrics.jsonl go on from `step`, one line a step.
-
-    Lines of later steps, which are trained again, move to logs/.
-    """
-    path = folder / "metrics.jsonl"
-    kept: list[str] = []
-    dropped: list[str] = []
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    for line in lines:
-        try:
-            later = json.loads(line)["step"] > step
-        except (ValueError, KeyError, TypeError):
-            later = True  # a line cut off by a kill
-        (dropped if later else kept).append(line)
-    if dropped:
-        aside = folder / "logs" / f"metrics-after-{step}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-        aside.write_text("".join(dropped))
-        beside = path.with_suffix(".new")
-        beside.write_text("".join(kept))
-        beside.rename(path)
-    if step:
-        with open(path, "a") as metrics:
-            metrics.write(json.dumps({"step": step, "resumed": True}) + "\n")
 
 
 @contextmanager
@@ -205,35 +157,3 @@ def free_space_check(path: Path, bytes_needed: int, setting: str = "checkpoint.s
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
-
-
-def _move_into(target: Path, paths: list[Path]) -> Path | None:
-    """Move those of `paths` that exist into the new folder `target`; None if there are none."""
-    paths = [path for path in paths if path.exists()]
-    if not paths:
-        return None
-    unique, count = target, 1
-    while unique.exists():
-        count += 1
-        unique = target.with_name(f"{target.name}-{count}")
-    unique.mkdir(parents=True)
-    for path in paths:
-        path.rename(unique / path.name)
-    return unique
-
-
-@contextmanager
-def said_of(setting: str, path: Path) -> Iterator[None]:
-    """Turns an OSError about `path` into a MachineError that names the setting."""
-    try:
-        yield
-    except OSError as error:
-        raise MachineError(
-            Finding(
-                id="folder_not_writable",
-                severity="error",
-                setting=setting,
-                message=f"cannot write to {path}: {error.strerror}",
-                fix=f"choose another {setting}",
-            )
-        ) from error

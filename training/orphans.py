@@ -1,4 +1,5 @@
-"""A process that ends when its parent ends, however that one ends (Linux).
+"""A process that ends when its parent ends, however that one ends; and none that outlives a
+block of code (Linux). Standard library only.
 
 `python -m training.orphans PID COMMAND...` becomes COMMAND, which is killed when PID, which must
 be its parent, ends.
@@ -11,9 +12,14 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 LAUNCHER_PID = "SLIPWAY_LAUNCHER_PID"  # set by whoever starts torchrun: its own process id
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -54,6 +60,56 @@ def die_with_parent() -> None:
             kill_me_with(forking["parent"])
 
     os.register_at_fork(before=before, after_in_child=after_in_child)
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is `pid`, those included that ended and were not waited for."""
+    found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [child for child in found if _parent_of(child) == pid]
+
+
+def terminate_children(pid: int) -> None:
+    """Send SIGTERM to the children of `pid`: of torchrun's, the workers."""
+    for child in children(pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+
+@contextmanager
+def descendants_end_here() -> Iterator[None]:
+    """Whatever starts inside has ended when this is left: killed, if it has not by itself.
+
+    As the subreaper this process adopts descendants whose parent ended, so none gets lost: those
+    of a killed child are found in the next round.
+    """
+    me = os.getpid()
+    others = set(children(me))
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        for _ in range(100):
+            own = [child for child in children(me) if child not in others]
+            if not own:
+                break
+            for child in own:
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            _wait_for(own, seconds=10)
+        if _libc is not None:
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _wait_for(killed: list[int], seconds: float) -> None:
+    """Wait for children; one that hangs in the kernel (a lost disk) does not hold us for ever."""
+    deadline = time.monotonic() + seconds
+    for child in killed:
+        try:
+            while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        except ChildProcessError:  # waited for elsewhere
+            pass
 
 
 def _parent_of(pid: int) -> int:

@@ -24,6 +24,7 @@ import pytest
 from launch import local
 from launch.run_folder import lock
 from planning.findings import ChoiceError, MachineError
+from training import torchrun
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds; torchrun starts in about 4
@@ -66,7 +67,8 @@ def start(
     return subprocess.Popen(
         [sys.executable, HERE / "start_fake.py", run_dir, str(processes), str(port)],
         cwd=run_dir.parent,
-        env=os.environ | {"PYTHONPATH": str(local.ROOT), "FAKE": json.dumps(fake), "TERM": "xterm"},
+        env=os.environ
+        | {"PYTHONPATH": str(torchrun.ROOT), "FAKE": json.dumps(fake), "TERM": "xterm"},
         stdin=subprocess.DEVNULL,
         stdout=screen,
         stderr=screen,
