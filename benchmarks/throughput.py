@@ -3,7 +3,8 @@
     python benchmarks/throughput.py OUT [CASE ...]
 
 Runs every case (all without CASE) through launch/train.py with real text and its data loader, then
-benchmarks/bare_step.py on the same plans, and writes OUT/throughput.json and a table.
+benchmarks/bare_step.py on the same plans, and writes OUT/throughput.json and a table. A case may
+carry settings of its own: `1b-bf16-mbs1-none+training.check_nan=false`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main(out: Path, names: list[str]) -> int:
     rows = []
     print(HEAD, flush=True)
     for name in names or every:
-        run_dir = out / name
+        case, *settings = name.split("+")
+        run_dir = out / name.replace("=", "-")  # Hydra would split at it
         run_dir.mkdir(parents=True)
         # It imports while the run does, and measures when the GPU is free.
         bare = subprocess.Popen(
@@ -55,7 +57,7 @@ def main(out: Path, names: list[str]) -> int:
             stdin=subprocess.PIPE, text=True,
         )  # fmt: skip
         command = [
-            *(sys.executable, str(ROOT / "launch" / "train.py"), *every[name]),
+            *(sys.executable, str(ROOT / "launch" / "train.py"), *every[case], *settings),
             *("data=library_text", f"training.train_steps={STEPS}", "training.eval_interval=0"),
             *("training.optimizer.warmup_steps=4", "checkpoint.save=false"),
             f"run_dir={run_dir}",

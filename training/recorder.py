@@ -99,12 +99,29 @@ class Recorder:
                 text = f"attention: {device.describe_attention(self.attention)}"
                 kind = "warning" if self.attention == "unfused" else "notice"
                 self.events.write(kind, text=text)
+        self.loss = _finite(losses[LOSS]) if LOSS in losses else None
         if self.writes:
-            self.loss = _finite(losses[LOSS]) if LOSS in losses else None
             step_s = began - self.mark
             self.step_times.append(step_s)
             self._write_step(step_s, learning_rate, grad_norm)
+        self._check_finite(grad_norm, lost=LOSS in losses and self.loss is None)
         self.mark = time.perf_counter()
+
+    def _check_finite(self, grad_norm: Any, lost: bool) -> None:
+        """End the run before anything of this step is saved. The norm is of all ranks' gradients.
+
+        FP16's loss scaling skips such a step by itself. Raises FloatingPointError.
+        """
+        config = self.plan.config
+        if not config.training.check_nan or config.precision.dtype == "fp16":
+            return
+        if lost or (grad_norm is not None and _finite(grad_norm) is None):
+            what = "loss" if lost else "gradient"
+            raise FloatingPointError(
+                f"step {self.step}: the {what} is not finite. The checkpoints are of earlier "
+                "steps. A lower training.optimizer.learning_rate, a longer warm-up or "
+                "precision=bf16 are what to try; training.check_nan=false goes on regardless"
+            )
 
     def _write_step(self, step_s: float, learning_rate: Any, grad_norm: Any) -> None:
         derived = self.plan.derived

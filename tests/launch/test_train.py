@@ -168,3 +168,14 @@ def test_a_large_model_is_planned_and_told_where_to_go(tmp_path: Path) -> None:
     assert "hardware=p6_b200" in screen
     assert "launch=plan" in screen
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    wild = ["training.optimizer.learning_rate=1e30", "training.optimizer.warmup_steps=0"]
+    few = ["precision=fp32", "training.train_steps=4", "training.eval_interval=0"]
+    screen = finish(start(run_dir, *wild, *few, "checkpoint.interval=1"), 1)
+    assert "step 2: the gradient is not finite" in screen
+    assert "training.check_nan=false" in screen
+    assert [path.name for path in (run_dir / "checkpoints").glob("iter_*")] == ["iter_0000001"]
+    assert lines(run_dir)[-1]["grad_norm"] is None  # and the record shows where
