@@ -78,6 +78,10 @@ def _pointless(override: Override) -> Finding | None:
             "Hydra's own settings change nothing here",
             "run_dir=PATH is the folder of a run, -m starts a sweep",
         )
+    group, _, leaf = name.rpartition(".")
+    if leaf and leaf == _tag(group):
+        kinds = ", ".join(_tags(group))
+        return _finding(name, f"it comes with the choice of {group}", f"write {group}={kinds}")
     if override.is_delete() and name in (*groups(), *settings()):
         return _finding(name, "nothing can be left out", f"write {name}=VALUE")
     if name in groups():
@@ -171,34 +175,47 @@ def _findings(error: ValidationError) -> Iterator[Finding]:
     seen = set()
     for problem in error.errors(include_url=False):
         # A union reports each of its members; the setting is the part of named fields.
-        setting = _setting([str(part) for part in problem["loc"]])
+        setting, kind = _setting([str(part) for part in problem["loc"]])
+        given = problem.get("input")
         if setting in seen:
             continue
         seen.add(setting)
-        given = problem.get("input")
         if problem["type"] == "extra_forbidden":
             yield _unknown(setting)
+        elif problem["type"].startswith("union_tag"):  # of a file; the command line is refused
+            fix = f"take one of {', '.join(_tags(setting))}"
+            yield _finding(f"{setting}.{_tag(setting)}", "it is no kind that is known", fix)
         elif problem["type"] == "missing":
-            yield _finding(setting, "it has no value", _expected(setting))
+            yield _finding(setting, "it has no value", _expected(setting, kind))
         else:
-            words = _words(_annotation(setting))
+            words = _words(_annotation(setting, kind))
             near = did_you_mean(str(given), words) if isinstance(given, str) else ""
             yield _finding(
                 setting,
                 f"{_short(given)} is not legal{near}",
-                _expected(setting) + _hint(setting, given),
+                (fix := _expected(setting, kind)) + _hint(setting, given, fix),
                 id="illegal-value",
             )
 
 
-def _setting(path: list[str]) -> str:
-    """The dotted setting of an error's location: its longest part that is a setting, or an
-    unknown name in a group."""
+def _setting(path: list[str]) -> tuple[str, str | None]:
+    """(dotted setting, kind of its group) of an error's location: its longest part that is a
+    setting, or an unknown name in a group."""
+    kind = None
+    if len(path) > 1 and _tag(path[0]):
+        kind = path.pop(1)
     for end in range(len(path), 0, -1):
         name = ".".join(path[:end])
         if name in settings() or (end == len(path) and _is_group(".".join(path[:-1]))):
-            return name
-    return ".".join(path)
+            return name, kind
+    return ".".join(path), kind
+
+
+def _tag(setting: str) -> str | None:
+    """The field that says which of several models a group is; pydantic puts its value into an
+    error's location."""
+    field = RunConfig.model_fields.get(setting)
+    return str(field.discriminator) if field is not None and field.discriminator else None
 
 
 def _is_group(setting: str) -> bool:
@@ -214,20 +231,40 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 @cache
-def settings() -> dict[str, FieldInfo]:
-    """Every setting's dotted name with its field, groups included."""
+def settings(kind: str | None = None) -> dict[str, FieldInfo]:
+    """Every setting's dotted name with its field, groups included.
+
+    kind: the one of a group of several models; None: all, and of a name in several the first.
+    """
 
     def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
         for name, field in model.model_fields.items():
             yield prefix + name, field
             for inner in _models(field.annotation):
-                yield from walk(inner, f"{prefix}{name}.")
+                tag = inner.model_fields.get(_tag(name) or "") if not prefix else None
+                if kind is None or tag is None or kind in _words(tag.annotation):
+                    yield from walk(inner, f"{prefix}{name}.")
 
-    return dict(walk(RunConfig, ""))
+    found: dict[str, FieldInfo] = {}
+    for name, field in walk(RunConfig, ""):
+        found.setdefault(name, field)
+    return found
 
 
-def _annotation(setting: str) -> Any:
-    field = settings().get(setting)
+def _tags(group: str, leaf: str = "") -> list[str]:
+    """The kinds of a group that is one of several models: those that have `leaf`, or all."""
+    tag = _tag(group)
+    models = _models(settings()[group].annotation) if tag else ()
+    return [
+        word
+        for model in models
+        if not leaf or leaf in model.model_fields
+        for word in _words(model.model_fields[tag or ""].annotation)
+    ]
+
+
+def _annotation(setting: str, kind: str | None = None) -> Any:
+    field = settings(kind).get(setting)
     if field is None:
         return None
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
@@ -240,11 +277,13 @@ def _words(annotation: Any) -> list[str]:
     return [word for part in get_args(annotation) for word in _words(part)]
 
 
-def _expected(setting: str) -> str:
+def _expected(setting: str, kind: str | None = None) -> str:
     """'take a whole number from 1, or null': what the setting's type allows."""
     if inner := [s for s in settings() if s.rpartition(".")[0] == setting]:
         return f"it is a group: set {', '.join(inner)}"
-    kinds = [kind.replace("NAME", setting) for kind in dict.fromkeys(_kinds(_annotation(setting)))]
+    kinds = [
+        kind.replace("NAME", setting) for kind in dict.fromkeys(_kinds(_annotation(setting, kind)))
+    ]
     return f"take {' or '.join(kinds)}" if kinds else "see --cfg job"
 
 
@@ -264,6 +303,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield f"one of {', '.join(map(str, parts))}"
     elif origin is list:
         yield "a list, 'NAME=[a,b]'"
+    elif origin is dict:
+        yield 'texts with names, \'NAME={a: "x", b: "y"}\''
     else:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
                  NoneType: "null"}  # fmt: skip
@@ -283,13 +324,13 @@ def _bounds(bounds: Iterable[Any]) -> str:
     return lower + upper
 
 
-def _hint(setting: str, given: Any) -> str:
+def _hint(setting: str, given: Any, expected: str) -> str:
     if isinstance(given, int) and given > LARGEST:
         return f" to {LARGEST}"
     if isinstance(given, float) and given.is_integer() and abs(given) < 2**63:
         return f"; write {int(given)}"
     if isinstance(given, str) and given == "":
-        return f"; {setting}=null where there is none" * ("null" in _expected(setting))
+        return f"; {setting}=null where there is none" * ("null" in expected)
     return ""
 
 
@@ -310,7 +351,10 @@ def translate(error: Exception) -> ChoiceError:
             message = f"there is no {choice!r}{did_you_mean(choice, legal)}"
             return _refuse(group, message, f"choose from {', '.join(legal)}")
     if found := re.search(r"Could not (?:override|delete)[^']*'([^'@=]*)", text):
-        return ChoiceError(_unknown(found.group(1)))
+        name, inner = found.group(1), getattr(error.__cause__, "full_key", None)
+        if name in settings() and _has_names(name) and inner:
+            name = str(inner)
+        return ChoiceError(_unknown(name))
     if found := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^'=]+)=", text):
         return _refuse(
             found.group(1),
@@ -364,8 +408,17 @@ def _unreadable(word: str, error: Exception) -> Finding:
 
 
 def _unknown(name: str) -> Finding:
-    group = name.rpartition(".")[0]
-    if name in groups():  # a group of choices that set others, not one of settings
+    group, _, leaf = name.rpartition(".")
+    if named := next((s for s in settings() if name.startswith(f"{s}.") and _has_names(s)), None):
+        # Hydra refuses a name that is not in the file.
+        return _finding(name, f"{named} has no such name yet", f"add it: +{name}=VALUE")
+    if kinds := _tags(group, leaf) if name in settings() else []:
+        # Another kind of the group is chosen.
+        return _finding(name, f"it is a setting of {group}={', '.join(kinds)}",
+                        f"choose {group}={kinds[0]}, or leave it out")  # fmt: skip
+    if _tag(group):
+        fix = f"conf/{group}/NAME.yaml has the settings of {group}=NAME"
+    elif name in groups():  # a group of choices that set others, not one of settings
         fix = f"a file of conf/{name} starts with `# @package _global_`"
     elif inner := _leaves(group):
         fix = f"{group} has {', '.join(inner)}"
@@ -373,6 +426,12 @@ def _unknown(name: str) -> Finding:
         fix = f"groups: {', '.join(groups())}; --cfg job prints all settings"
     what = "there is no such setting" if group else "there is no such group or setting"
     return _finding(name, f"{what}{_nearest(name)}", fix, id="unknown-setting")
+
+
+def _has_names(setting: str) -> bool:
+    """Whether a setting holds values under names of the user's."""
+    annotation = _annotation(setting)
+    return any(get_origin(part) is dict for part in (annotation, *get_args(annotation)))
 
 
 def _leaves(group: str) -> list[str]:

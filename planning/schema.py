@@ -186,10 +186,98 @@ class LoggingConfig(Choice):
     tensorboard: bool
 
 
-class LaunchConfig(Choice):
+class LocalLaunch(Choice):
     name: str
-    kind: Literal["local", "plan"]
+    kind: Literal["local"]
     port: NonNegativeInt  # of the rendezvous; 0: a free one
+
+
+class PlanLaunch(Choice):
+    name: str
+    kind: Literal["plan"]
+
+
+class ContainedLaunch(Choice):
+    """What container/first_process.py does on each node, wherever it runs."""
+
+    name: str
+    # Added to every worker's environment; null: nothing. No secrets: it can be read by many.
+    environment: dict[str, str] | None
+    preflight: bool  # check each node before training
+    min_allreduce_gb_s: PositiveFloat | None  # slower stops the run; None: measured, not judged
+    max_restarts: NonNegativeInt  # after a crash, not after an error that would come again
+
+
+class SageMakerLaunch(ContainedLaunch):
+    kind: Literal["sagemaker"]
+    dry_run: bool  # write the request and stop: no account, no network
+    wait: bool  # follow the job to its end, and submit it again where that helps
+    max_parallel: PositiveInt | None  # jobs of a sweep at a time; None: all
+    region: str | None  # None: the AWS configuration's
+    role: str | None  # ARN of the role that the job runs as
+    image: str | None  # URI in ECR, by tag or digest
+    bucket: str | None  # S3 bucket of plans, checkpoints and outputs
+    prefix: str  # folder in it
+    job_name: str | None  # start of the jobs' names; None: the model's
+    training_plan: str | None  # ARN of a Flexible Training Plan; None: on demand, or spot
+    spot: bool
+    max_run_hours: PositiveFloat
+    max_wait_hours: PositiveFloat | None  # spot: for capacity and the run; None: twice the run
+    max_pending_hours: PositiveFloat | None  # for capacity; None: the service's own limit
+    warm_pool_minutes: NonNegativeInt  # instances stay for the next job; billed; 0: none
+    internal_retries: NonNegativeInt  # by SageMaker itself, after errors of its own
+    stop_before_end_minutes: PositiveInt  # of a training plan's capacity: save and stop by then
+    # Name -> s3://bucket/prefix, fsx://fs-0123456789abcdef0/mount/folder or efs://fs-.../folder;
+    # a job reads it as data:NAME/...
+    channels: dict[str, str] | None
+    copy_channels: list[str]  # of S3: copied to each node first; others are read as needed
+    run_folder: str | None  # data:NAME/folder on a file system; None: /opt/ml/checkpoints, in S3
+    subnets: list[str]
+    security_groups: list[str]
+    network_isolation: bool
+    encrypt_traffic: bool  # between the nodes; EFA does not encrypt, so this costs its speed
+    output_kms_key: str | None
+    remote_debug: bool  # a shell in the container, through Systems Manager
+    health_check: bool  # SageMaker's own, of the instances
+    tensorboard_output: bool  # SageMaker's TensorBoard; the run folder has the curves anyway
+    tags: dict[str, str] | None
+
+
+class SlurmLaunch(ContainedLaunch):
+    kind: Literal["slurm"]
+    image: str | None  # of pyxis/enroot; None: this checkout, at the same path on every node
+    mounts: list[str]  # of the image: host:container; the run folder is always one
+    partition: str | None
+    account: str | None
+    qos: str | None
+    max_run_hours: PositiveFloat | None  # None: the partition's limit
+    options: list[str]  # further ones of sbatch, as they stand
+
+
+class DockerLaunch(ContainedLaunch):
+    kind: Literal["docker"]
+    image: str
+    mounts: list[str]  # host:container; run folder, cache and local data are always there
+    shm_gib: PositiveInt  # shared memory, of the data loaders and NCCL
+    options: list[str]  # further ones of docker run, as they stand
+
+
+class KubernetesLaunch(ContainedLaunch):
+    kind: Literal["kubernetes"]
+    image: str
+    namespace: str
+    runtime: str  # ClusterTrainingRuntime of Kubeflow's Trainer
+    volume_claim: str  # a volume that every node mounts: runs, cache and data
+    mount_path: str  # where, in the container
+    node_selector: dict[str, str] | None
+    tolerations: list[dict[str, str]]
+    annotations: dict[str, str] | None  # of the TrainJob
+
+
+LaunchConfig = Annotated[
+    LocalLaunch | PlanLaunch | SageMakerLaunch | SlurmLaunch | DockerLaunch | KubernetesLaunch,
+    Field(discriminator="kind"),
+]
 
 
 class RunConfig(Choice):

@@ -54,7 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], status: int = 
     [
         # names
         (["model=gpt_33b"], ["error: model: ", "did you mean gpt_3b?", "moe_8x1b"]),
-        (["launch=sagemakr"], ["error: launch: ", "choose from local, plan"]),
+        (["launch=sagemakr"], ["error: launch: ", "choose from docker, kubernetes, local, plan"]),
         (["modle=gpt_1b"], ["error: modle: ", "no such group", "did you mean model?"]),
         (["model.num_layer=3"], ["did you mean model.num_layers?"]),
         (["tensor_parallel=2"], ["did you mean layout.tensor_parallel?"]),
