@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +166,21 @@ def rank_counts(choice: ModelConfig, tp: int, pp: int, ep: int, etp: int) -> lis
             part = built(choice, pp, config=config, pre_process=first, post_process=last)
             found.append(size(part))
     return found
+
+
+def step_flops(m: ModelConfig, sequences: int) -> float:
+    """What Megatron's progress line counts for a step of `sequences`."""
+    from megatron.training.training import num_floating_point_operations
+
+    args = SimpleNamespace(
+        **vars(transformer_config(m)),
+        hybrid_layer_pattern=symbols(m.pattern, m.num_layers),
+        seq_length=m.seq_length,
+        padded_vocab_size=padded_vocab_size(m),
+        group_query_attention=True,
+        swiglu=True,
+    )
+    return float(num_floating_point_operations(args, sequences))
 
 
 def parsed(pattern: str) -> dict[str, Any]:
@@ -349,6 +365,7 @@ def main() -> None:
             case: rank_counts(choices[name], *layout)
             for case, (name, *layout) in job["ranks"].items()
         },
+        "flops": {name: step_flops(choices[name], 3) for name in job["flops"]},
         "parsed": {pattern: parsed(pattern) for pattern in job["parsed"]},
         "refused": {pattern: refused(pattern) for pattern in job["refused"]},
         "keys": checkpoint_keys(choices["tiny"]),

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from models import stacks
+from planning import flops
 from planning.findings import ChoiceError
 from planning.formulas import evaluate, fields
 from planning.parameters import count, padded_vocab_size, per_rank
@@ -64,6 +65,9 @@ WITH_GATED_DELTA_NET = [name for name, model in MODELS.items() if "G" in model.p
 WITHOUT = [name for name in MODELS if name not in WITH_GATED_DELTA_NET]
 
 
+COUNTED = [name for name, model in MODELS.items() if model.formulas is None]  # by Megatron too
+
+
 @dataclass(frozen=True)
 class Layout:
     model: str
@@ -103,6 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "counts": WITHOUT,
         "gated_delta_nets": WITH_GATED_DELTA_NET,
         "ranks": {case: list(vars(layout).values()) for case, layout in LAYOUTS.items()},
+        "flops": COUNTED,
         "parsed": list(PATTERNS),
         "refused": REFUSED,
         "families": FAMILIES,
@@ -123,6 +128,11 @@ def test_the_count_is_what_is_built(built: dict[str, Any], name: str) -> None:
     counted = count(MODELS[name])
     assert counted is not None
     assert built["counts"][name] == counted.total_padded
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_steps_operations_are_megatrons(built: dict[str, Any], name: str) -> None:
+    assert flops.step(MODELS[name], 3) == pytest.approx(built["flops"][name], rel=1e-12)
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
