@@ -38,6 +38,9 @@ def build(hardware: HardwareConfig, layout: LayoutConfig) -> dict[str, str]:
             "NVTE_FWD_LAYERNORM_SM_MARGIN": "20",
             "NVTE_BWD_LAYERNORM_SM_MARGIN": "20",
         }
+    if layout.cuda_graph == "full":
+        # With expandable segments NCCL's registered buffers move under a graph (arguments.py).
+        environment["NCCL_GRAPH_REGISTER"] = "0"
     if (layout.pipeline_parallel or 1) > 1:
         environment["NCCL_P2P_NET_CHUNKSIZE"] = "2097152"
     return environment

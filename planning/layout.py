@@ -40,6 +40,7 @@ def candidates(
         # A model of this size outgrows a card with its activations kept (AWS's guide to Blackwell
         # training, 2026: from about 14B).
         "recompute": "full" if (parameters or 0) >= RECOMPUTE_FROM else "none",
+        "cuda_graph": "none",
     }
     found = [_with(layout, **plain)]
     if found[0] == layout:

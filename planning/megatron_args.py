@@ -45,6 +45,7 @@ def build(
         *_precision(config.precision, config.layout, bf16_symbols),
         *_layout(config.layout, config.precision, GPUS[config.hardware.gpu or "cpu"]),
         *_recompute(config.layout, symbols_per_block),
+        *_graph(config.layout),
         *_training(config.training),
         *_data(config.data, config.model),
         *_checkpoint(config.checkpoint, config.layout, checkpoint_format),
@@ -219,11 +220,20 @@ def _layout(layout: LayoutConfig, precision: PrecisionConfig, gpu: Gpu) -> list[
     return args
 
 
+def _graph(layout: LayoutConfig) -> list[str]:
+    if layout.cuda_graph != "full":
+        return []
+    # Graphs need Transformer Engine's RNG tracker; Megatron would set it by itself.
+    return ["--cuda-graph-impl", "full_iteration", "--te-rng-tracker"]
+
+
 def _recompute(layout: LayoutConfig, symbols_per_block: int) -> list[str]:
     if layout.recompute == "full":
+        # All blocks, each as one unit; or the first ones of a stage, each of their layers as one.
+        method = "uniform" if layout.recompute_layers is None else "block"
         return [
             "--recompute-granularity", "full",
-            "--recompute-method", "uniform",
+            "--recompute-method", method,
             "--recompute-num-layers", str((layout.recompute_layers or 1) * symbols_per_block),
         ]  # fmt: skip
     if layout.recompute == "selective":

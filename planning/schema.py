@@ -113,8 +113,9 @@ class LayoutConfig(Choice):
     fsdp_strategy: Literal["optim", "optim_grads", "optim_grads_params"]  # sharding=fsdp only
     overlap: bool | None  # gradient reduction and parameter gather behind compute
     recompute: Literal["none", "selective", "full"] | None
-    recompute_layers: PositiveInt | None  # recompute=full: blocks per recomputed unit
+    recompute_layers: PositiveInt | None  # recompute=full: of a stage's blocks the first so many
     recompute_modules: list[str]  # recompute=selective
+    cuda_graph: Literal["none", "full"] | None  # full: forward and backward of a step as one graph
 
 
 class HardwareConfig(Choice):

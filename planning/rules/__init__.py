@@ -17,6 +17,7 @@ from planning.rules import (  # noqa: F401  isort: skip
     shapes,
     sharding,
     recompute,
+    graph,
     training,
     hardware,
 )
