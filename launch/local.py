@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,12 @@ def run(
     display.phase(f"starting {processes} process{'es' if processes > 1 else ''}")
     with _StopRequests() as stop, descendants_end_here(), open(log_path, "ab") as log:
         process = subprocess.Popen(
-            _command(processes, port, worker, run_dir.resolve()),
+            torchrun.command(
+                processes=processes,
+                worker=worker,
+                run_dir=run_dir.resolve(),
+                rendezvous=torchrun.alone(port),
+            ),
             env=torchrun.environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -120,18 +124,6 @@ def check_port(port: int) -> None:
                     fix="choose another port, or launch.port=0 for any free one",
                 )
             ) from None
-
-
-def _command(processes: int, port: int, worker: str, run_dir: Path) -> list[str]:
-    rendezvous = [
-        *("--rdzv-backend", "c10d", "--rdzv-id", uuid.uuid4().hex),
-        # Port 0: the store takes a free one, as torchrun's own --standalone does.
-        *("--rdzv-endpoint", f"127.0.0.1:{port}"),
-        *("--local-addr", "127.0.0.1"),  # else the host's name, which may not resolve
-    ]
-    return torchrun.command(
-        processes=processes, worker=worker, run_dir=run_dir, rendezvous=rendezvous
-    )
 
 
 class _StopRequests:

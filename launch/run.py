@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,13 +166,7 @@ def _summary(result: dict[str, Any], plan: Plan, folder: Path, overrides: list[s
 
 def _write_plan(folder: Path, plan: Plan, resolution: Resolution) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = plan.to_yaml()
-    path = folder / "plan.yaml"
-    if path.exists() and path.read_text() != text:
-        # The plan of an earlier start of this run stays readable.
-        (folder / "logs").mkdir(exist_ok=True)
-        path.rename(folder / "logs" / f"plan-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
-    path.write_text(text)
+    run_folder.write_plan(folder, plan.to_yaml())
     verdict = json.dumps(report.to_json(resolution), indent=2)
     (folder / "plan.json").write_text(verdict + "\n")
 

@@ -20,7 +20,14 @@ from training.checkpoints import (
     prepare_resume,
     prune,
 )
-from training.run_files import begin, continue_metrics, move_into, said_of, write_environment
+from training.run_files import (
+    begin,
+    continue_metrics,
+    move_into,
+    said_of,
+    write_environment,
+    write_plan,
+)
 
 __all__ = [
     "CheckpointState",
@@ -38,6 +45,7 @@ __all__ = [
     "said_of",
     "set_aside",
     "write_environment",
+    "write_plan",
     "write_private",
 ]
 

@@ -21,11 +21,14 @@ import pickle
 import re
 import shutil
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 TRACKER = "latest_checkpointed_iteration.txt"
+# In an iteration's folder, where nodes share none: every rank has saved it.
+SAVED = ".saved"
 _FOLDER = re.compile(r"iter_(\d{7,})")
 _DELETING = ".deleting"
 _BROKEN = ".broken"
@@ -127,25 +130,31 @@ def checkpoints(folder: Path) -> list[CheckpointState]:
     return [inspect(path) for path in _iteration_folders(folder)]
 
 
-def newest_complete(folder: Path) -> Newest:
-    """The newest complete checkpoint, and why newer ones were passed over."""
+def newest_complete(folder: Path, at_most: int | None = None) -> Newest:
+    """The newest complete checkpoint, and why newer ones were passed over.
+
+    at_most: steps beyond it are passed over.
+    """
     passed_over: list[CheckpointState] = []
     for path in reversed(_iteration_folders(folder)):
         state = inspect(path)
+        if state.complete and at_most is not None and state.step > at_most:
+            state = replace(state, complete=False, reason="another node does not have it whole")
         if state.complete:
             return Newest(state, passed_over)
         passed_over.append(state)
     return Newest(None, passed_over)
 
 
-def prepare_resume(folder: Path) -> Newest:
+def prepare_resume(folder: Path, at_most: int | None = None) -> Newest:
     """Make Megatron's load from `folder` take the newest complete checkpoint.
 
+    at_most: the newest step that counts, where other nodes have copies of their own.
     Broken newer folders are renamed to iter_N.broken, so that a later save of that step does not
     mix with their files; nothing is deleted. Without a complete one the tracker goes, and
     Megatron starts from the first step.
     """
-    newest = newest_complete(folder)
+    newest = newest_complete(folder, at_most)
     for broken in newest.passed_over:
         broken.path.rename(_free_name(broken.path.with_name(broken.path.name + _BROKEN)))
     tracker = folder / TRACKER
@@ -165,8 +174,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the newest checkpoint stays")
-    for leftover in folder.glob(f"iter_*{_DELETING}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _delete_leftovers(folder)
     if len(_iteration_folders(folder)) <= keep:
         return []
     complete = [state for state in checkpoints(folder) if state.complete]
@@ -174,21 +182,53 @@ def prune(folder: Path, keep: int) -> list[Path]:
         named = (folder / TRACKER).read_text().strip()
     except OSError:
         named = ""
+    return _delete(state.path for state in complete[:-keep] if str(state.step) != named)
+
+
+def prune_part(folder: Path, keep: int, saved: int) -> list[Path]:
+    """As `prune`, on a node whose folder has only what its own ranks wrote; returns the deleted.
+
+    saved: the step that all ranks have just saved. Here no checkpoint can be told whole by its
+    files, so each that was saved is marked, and of those the newest `keep` stay; so do folders
+    without a mark (saves that were cut off) that are newer than the oldest that stays.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest checkpoint stays")
+    _delete_leftovers(folder)
+    newest = next((p for p in _iteration_folders(folder) if _step(p) == saved), None)
+    if newest is None:  # this node's ranks wrote nothing: replicas of others' parts
+        return []
+    (newest / SAVED).touch()
+    marked = [p for p in _iteration_folders(folder) if (p / SAVED).exists()]
+    # A copy of an earlier start is whole.
+    marked += [s.path for s in checkpoints(folder) if s.complete and s.path not in marked]
+    stay = sorted(marked, key=_step)[-keep:]
+    return _delete(p for p in _iteration_folders(folder) if _step(p) < _step(stay[0]))
+
+
+def _delete_leftovers(folder: Path) -> None:
+    for leftover in folder.glob(f"iter_*{_DELETING}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _delete(paths: Iterable[Path]) -> list[Path]:
     deleted = []
-    for state in complete[:-keep]:
-        if str(state.step) == named:
-            continue
-        doomed = state.path.rename(state.path.with_name(state.path.name + _DELETING))
+    for path in paths:
+        doomed = path.rename(path.with_name(path.name + _DELETING))
         shutil.rmtree(doomed, ignore_errors=True)
-        deleted.append(state.path)
+        deleted.append(path)
     return deleted
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("iter_"))
 
 
 def _iteration_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("iter_")))
+    return sorted(found, key=_step)
 
 
 def _is_json(path: Path) -> bool:

@@ -24,11 +24,31 @@ def begin(run_dir: Path) -> None:
         move_into(logs / f"before-{stamp}", outcome)
 
 
+def write_plan(run_dir: Path, text: str) -> None:
+    """Write plan.yaml; another plan of an earlier start of this run stays readable in logs/."""
+    path = run_dir / "plan.yaml"
+    if path.exists() and path.read_text() != text:
+        (run_dir / "logs").mkdir(exist_ok=True)
+        path.rename(run_dir / "logs" / f"plan-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
+    path.write_text(text)
+
+
 def write_environment(
-    run_dir: Path, roots: Mapping[str, str], environment: Mapping[str, str]
+    run_dir: Path,
+    roots: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    shared_run_dir: bool = True,
 ) -> None:
-    """Record what the plan's roots and policies became on this machine."""
-    record = {"roots": dict(roots), "environment": dict(environment)}
+    """Record what the plan's roots and policies became on this machine.
+
+    shared_run_dir: whether all nodes of the run see this folder.
+    """
+    record = {
+        "roots": dict(roots),
+        "environment": dict(environment),
+        "shared_run_dir": shared_run_dir,
+    }
     path = run_dir / "logs" / "environment.json"
     path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 

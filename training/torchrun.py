@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,23 @@ def command(
         *("--nnodes", str(nodes), "--nproc-per-node", str(processes), "--max-restarts", "0"),
         *rendezvous,
         *("-m", worker, str(run_dir)),
+    ]
+
+
+def alone(port: int = 0) -> list[str]:
+    """The rendezvous of one node; port 0: the store takes a free one, as --standalone does."""
+    return [
+        *("--rdzv-backend", "c10d", "--rdzv-id", uuid.uuid4().hex),
+        *("--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--local-addr", "127.0.0.1"),  # else the host's name, which may not resolve
+    ]
+
+
+def among(first: str, port: int, rank: int, name: str) -> list[str]:
+    """The rendezvous of several nodes whose order is known: ranks 0, 1, ... are on the first."""
+    return [
+        *("--rdzv-backend", "static", "--rdzv-id", name, "--node-rank", str(rank)),
+        *("--master-addr", first, "--master-port", str(port)),
     ]
 
 

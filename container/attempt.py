@@ -1,0 +1,215 @@
+"""One start of the workers on this host, from torchrun's start to its end. Standard library only.
+
+SIGTERM goes to the workers, which finish the step and save, and not to torchrun: it kills its
+workers 30 s after its own SIGTERM, with no setting to change that (torch 2.11,
+elastic/multiprocessing/api.py `close`), and a save may take longer.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from container.board import Board
+from container.restart import End, first_cause, kind_of
+from training import host, torchrun
+from training.events import READY, EventReader, format_event, log_line
+from training.orphans import descendants_end_here, terminate_children
+
+_POLL = 0.1  # seconds
+# SageMaker sends SIGKILL 120 s after SIGTERM ("Stop a training job" in its guide); what is left
+# is for the reason and for others' logs.
+GRACE_S = 110.0
+# For own workers to say what they saw of another host's failure, before they are ended.
+ELSEWHERE_S = 15.0
+# A log line of every step would be too many for small models.
+LINE_EVERY_S = 1.0
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+class StopRequest:
+    """A wish to stop, by SIGTERM or SIGINT or because the capacity ends, while it is entered."""
+
+    def __init__(self, at: float | None = None) -> None:
+        """at: when the capacity is to be left, in seconds since 1970; None: never."""
+        self._at, self._signal, self._since = at, 0, 0.0
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if not self._signal:
+            self._signal, self._since = number, time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why to stop; "" while there is none."""
+        if self._signal:
+            return f"{signal.Signals(self._signal).name} from outside"
+        if self._at is not None and time.time() >= self._at:
+            if not self._since:
+                self._since = time.monotonic()
+            return "the capacity that the job runs in ends soon"
+        return ""
+
+    def wanted(self) -> bool:
+        return bool(self.reason)
+
+    def seconds(self) -> float:
+        """Since when it is wanted."""
+        return time.monotonic() - self._since if self._since else 0.0
+
+
+class Narrator:
+    """Prints a run's events for the job's log, and keeps what is known of its progress."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = EventReader(path)
+        self._printed, self._unprinted = 0.0, ""
+        self.ready = False
+        self.step = 0
+        self.checkpoint: str | None = None
+
+    def new(self) -> None:
+        for event in self._reader.read():
+            self.ready |= event["event"] in READY
+            if event["event"] == "step":
+                self._step(event)
+                continue
+            if event["event"] == "checkpoint":
+                self.checkpoint = str(event["path"])
+            if text := log_line(event) or format_event(event):
+                self.flush()
+                say(text)
+
+    def _step(self, event: Mapping[str, Any]) -> None:
+        first, self.step = not self._printed, int(event["step"])
+        self._unprinted = log_line(event)
+        last = event["step"] == event.get("train_steps")
+        if first or last or time.monotonic() - self._printed >= LINE_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the last step if its line was left out."""
+        if self._unprinted:
+            say(self._unprinted)
+            self._unprinted, self._printed = "", time.monotonic()
+
+
+def run(
+    command: list[str],
+    environment: Mapping[str, str],
+    run_dir: Path,
+    *,
+    log_name: str,
+    board: Board,
+    number: int,
+    stop: StopRequest,
+    grace_s: float,
+) -> End:
+    """Start `command`, a torchrun of the run in `run_dir`, and see it to its end.
+
+    number: of this start in the job. grace_s: seconds that workers have to save after a wish to
+    stop. No process of the start is left.
+    """
+    logs = run_dir / "logs"
+    log_path = logs / log_name
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    told = Narrator(logs / "events.jsonl")
+    kills = host.out_of_memory_kills()
+    with descendants_end_here(), open(log_path, "ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=torchrun.environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        ended = _watch(process, told, board, number, stop, grace_s)
+    told.new()
+    told.flush()
+    if ended is None:
+        with open(log_path, "rb") as file:
+            file.seek(log_start)
+            said = file.read().decode(errors="replace")
+        ended = _judge(process.returncode, said, run_dir, log_name, board.me, stop, kills)
+    return replace(ended, step=told.step)
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    told: Narrator,
+    board: Board,
+    number: int,
+    stop: StopRequest,
+    grace_s: float,
+) -> End | None:
+    """Pass events, stop wishes and other hosts' failures on; None when torchrun ends by itself,
+    else how it is to be ended."""
+    asked, elsewhere_since = False, 0.0
+    me = board.me
+    while process.poll() is None:
+        told.new()
+        board.exchange()
+        if told.ready and not board.entries(f"ready {number}"):
+            board.put(f"ready {number}", {})
+        others = [End.of_entry(e) for e in board.entries(f"end {number}").values()]
+        if any(end.status == "failed" for end in others):
+            elsewhere_since = elsewhere_since or time.monotonic()
+            if time.monotonic() - elsewhere_since > ELSEWHERE_S:
+                cause = first_cause(others)
+                return End(me, "failed", f"{cause.host} failed first", 1, "elsewhere")
+        if stop.wanted():
+            if not asked and not board.entries(f"ready {number}"):
+                say(f"stopping at once, nothing is trained yet: {stop.reason}")
+                return End(me, "stopped", f"stopped before the first step: {stop.reason}", 143)
+            if not asked:
+                asked = True
+                say(f"finishing the step and saving: {stop.reason}")
+                terminate_children(process.pid)
+            elif stop.seconds() > grace_s:
+                message = f"the workers did not finish saving within {grace_s:.0f} s"
+                return End(me, "failed", message, 1, "refused", time=time.time())
+        time.sleep(_POLL)
+    return None
+
+
+def _judge(
+    returncode: int, said: str, run_dir: Path, log_name: str, me: str, stop: StopRequest, kills: int
+) -> End:
+    """How a torchrun that ended by itself did."""
+    result = torchrun.read_json(run_dir / "result.json")
+    if returncode == 0 and result.get("status") == "stopped":
+        return End(me, "stopped", f"stopped and saved: {stop.reason}", 143)
+    # Where hosts share no folder the first one alone has the result.
+    if returncode == 0 and result.get("status") in ("done", None):
+        return End(me, "done")
+    failure = torchrun.failure(run_dir / "logs", returncode, said, log_name)
+    kind = kind_of(failure, host.out_of_memory_kills() > kills)
+    if trace := str(failure.error.get("traceback", "")):
+        say(f"rank {failure.rank}:\n{trace.rstrip()}")
+    return End(
+        me,
+        "failed",
+        str(failure),
+        failure.exit_status,
+        kind,
+        failure.rank,
+        failure.code,
+        float(failure.error.get("time", time.time())),
+    )
