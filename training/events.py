@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,20 @@ READY = frozenset({"ready", "step", "validation", "checkpoint"})
 
 
 class EventLog:
-    """Appends events to a file; several processes may write to one."""
+    """Appends events to a file; several processes may write to one.
+
+    The file is made with the first event, so that a node that tells nothing leaves none.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path, self._fd = path, -1
 
     def write(self, event: str, **fields: Any) -> None:
         """One write per line, so that lines of two writers do not mix."""
+        if self._fd < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o644)
         os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
@@ -112,6 +119,22 @@ def log_line(event: Event) -> str:
         elif name == "loss" and name in event:
             parts.append("loss=nan")  # JSON's null: not finite
     return " ".join(parts)
+
+
+def read_log_line(line: str) -> dict[str, Any] | None:
+    """The event of a line that log_line made, with what the line says of it; else None."""
+    found = re.match(r"step=(\d+) ", line)
+    if found is None:
+        return None
+    values: dict[str, Any] = {
+        name: float(value[1])
+        for name, regex in LOG_METRICS.items()
+        if (value := re.search(regex, line))
+    }
+    if "loss=nan" in line:
+        values["loss"] = None
+    kind = "validation" if {"validation_loss", "test_loss"} & values.keys() else "step"
+    return {"event": kind, "step": int(found[1]), **values}
 
 
 def step_parts(event: Event) -> list[str]:

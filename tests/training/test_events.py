@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from training.events import LOG_METRICS, log_line
+from training.events import LOG_METRICS, log_line, read_log_line
 
 STEP = {
     "event": "step",
@@ -56,3 +56,22 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 
 def test_other_events_have_no_such_line() -> None:
     assert log_line({"event": "phase", "text": "reading the data"}) == ""
+
+
+def test_a_line_is_read_back_as_the_event_that_it_was() -> None:
+    assert read_log_line(log_line(STEP)) == {
+        "event": "step",
+        "step": 7,
+        "loss": 2.04661,
+        "tokens_per_s_per_gpu": 17835.2,
+        "mfu": 0.412,
+        "memory_gib": 71.3,
+    }
+    validation = {"event": "validation", "step": 50, "validation_loss": 2.5}
+    assert read_log_line(log_line(validation)) == validation
+    assert read_log_line(log_line({"event": "step", "step": 1, "loss": None})) == {
+        "event": "step",
+        "step": 1,
+        "loss": None,
+    }
+    assert read_log_line("step by step=7") is None
