@@ -18,6 +18,12 @@ from training.torchrun import Failure
 Kind = Literal["", "refused", "out of memory", "not finite", "crash", "elsewhere"]
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|CUDA_ERROR_OUT_OF_MEMORY", re.IGNORECASE)
 _NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|not finite|Unexpected result", re.IGNORECASE)
+# What would come again, and how that is said; launch/aws/ends.py reads it back.
+NEVER: Mapping[Kind, str] = {
+    "refused": "it would be refused again",
+    "out of memory": "it would run out of memory again",
+    "not finite": "it would come again from the same checkpoint",
+}
 _LATER = 1e18  # for causes whose time is not known: after those that have one
 
 
@@ -48,8 +54,14 @@ def kind_of(failure: Failure, killed_for_memory: bool) -> Kind:
     """killed_for_memory: the kernel has killed a process of this container for its memory."""
     if failure.exit_status in (ChoiceError.exit_status, MachineError.exit_status):
         return "refused"
-    what = f"{failure.error.get('type', '')} {failure.error.get('message', '')}"
-    if _OUT_OF_MEMORY.search(what) or (killed_for_memory and failure.code == -9):
+    if killed_for_memory and failure.code == -9:
+        return "out of memory"
+    return kind_of_words(f"{failure.error.get('type', '')} {failure.error.get('message', '')}")
+
+
+def kind_of_words(what: str) -> Kind:
+    """Of an error, by its type and message."""
+    if _OUT_OF_MEMORY.search(what):
         return "out of memory"
     if _NOT_FINITE.search(what):
         return "not finite"
@@ -78,12 +90,8 @@ def decide(
     """
     cause = first_cause(ends)
     step = max(end.step for end in ends)
-    if cause.kind in ("refused", "out of memory", "not finite"):
-        return False, {
-            "refused": "it would be refused again",
-            "out of memory": "it would run out of memory again",
-            "not finite": "it would come again from the same checkpoint",
-        }[cause.kind]
+    if cause.kind in NEVER:
+        return False, NEVER[cause.kind]
     if step in failed_at:
         return False, f"it failed after step {step} twice"
     if not possible:
