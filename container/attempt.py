@@ -20,6 +20,7 @@ from container.restart import End, first_cause, kind_of
 from training import host, torchrun
 from training.events import READY, EventReader, format_event, log_line
 from training.orphans import descendants_end_here, terminate_children
+from training.torchrun import MAYBE_MEMORY
 
 _POLL = 0.1  # seconds
 # SageMaker sends SIGKILL 120 s after SIGTERM ("Stop a training job" in its guide); what is left
@@ -184,7 +185,7 @@ def _watch(
                 terminate_children(process.pid)
             elif stop.seconds() > grace_s:
                 message = f"the workers did not finish saving within {grace_s:.0f} s"
-                return End(me, "failed", message, 1, "refused", time=time.time())
+                return End(me, "failed", message, 1, "crash", time=time.time())
         time.sleep(_POLL)
     return None
 
@@ -203,10 +204,13 @@ def _judge(
     kind = kind_of(failure, host.out_of_memory_kills() > kills)
     if trace := str(failure.error.get("traceback", "")):
         say(f"rank {failure.rank}:\n{trace.rstrip()}")
+    message = str(failure)
+    if kind == "out of memory":
+        message = message.replace(MAYBE_MEMORY, "the kernel ran out of memory for this container")
     return End(
         me,
         "failed",
-        str(failure),
+        message,
         failure.exit_status,
         kind,
         failure.rank,

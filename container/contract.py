@@ -81,7 +81,8 @@ def read_cluster(root: Path, environ: Mapping[str, str] = os.environ) -> Cluster
         return Cluster(hosts, here, None)
     path = root / "input" / "config" / "resourceconfig.json"
     found = _read_object(path, MachineError)
-    names, current = found.get("hosts"), found.get("current_host")
+    names: Any = found.get("hosts")
+    current: Any = found.get("current_host")
     if not (isinstance(names, list) and names and all(isinstance(n, str) and n for n in names)):
         raise _broken(path, f"`hosts` is {json.dumps(names)}, not a list of names")
     if len(set(names)) < len(names):
@@ -109,15 +110,16 @@ def read_start(root: Path) -> Start:
                    "build the image and submit from one version of the repository")  # fmt: skip
     wrong = []
     for name, allowed in _TYPES.items():
-        value: Any = found.get(name)
+        value = found.get(name)
         if name not in found:
             wrong.append(f"`{name}` is missing")
         elif not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             wrong.append(f"`{name}` is {json.dumps(value)}")
         elif isinstance(value, dict) and not all(isinstance(v, str) for v in value.values()):
             wrong.append(f"`{name}` holds values that are not text")
-        elif name in ("gpus_per_node", "nodes") and int(value) < 1:
-            wrong.append(f"`{name}` is {value}")
+    for name in ("gpus_per_node", "nodes"):
+        if isinstance(found.get(name), int) and found[name] < 1:
+            wrong.append(f"`{name}` is {found[name]}")
     wrong += [f"`{name}` is unknown" for name in found if name not in _TYPES]
     if wrong:
         raise _bad(path, "; ".join(wrong), "it is written by launch/train.py launch=...")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from planning.findings import ChoiceError, MachineError
-from training.torchrun import Failure
+from training.torchrun import MAYBE_MEMORY, Failure
 
 Kind = Literal["", "refused", "out of memory", "not finite", "crash", "elsewhere"]
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|CUDA_ERROR_OUT_OF_MEMORY", re.IGNORECASE)
@@ -60,7 +60,8 @@ def kind_of(failure: Failure, killed_for_memory: bool) -> Kind:
 
 
 def kind_of_words(what: str) -> Kind:
-    """Of an error, by its type and message."""
+    """Of an error, by its type and message, or of a job's reason."""
+    what = what.replace(MAYBE_MEMORY, "")  # a guess about any SIGKILL
     if _OUT_OF_MEMORY.search(what):
         return "out of memory"
     if _NOT_FINITE.search(what):

@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,6 +156,37 @@ def _check_format(plan: Plan, torch: Any, engine: Any) -> None:
             f"{torch.cuda.get_device_name()}: {reason}",
             "take precision=bf16 here, or the hardware that computes it",
         )
+
+
+def active_precisions(models: Iterable[Any]) -> Counter[str]:
+    """Of this rank's linear layers, how many computed in what at their last call: the class of
+    Transformer Engine's recipe, or the data type of the weights where no recipe was active."""
+    found: Counter[str] = Counter()
+    for module in (module for model in models for module in model.modules()):
+        weight = next(module.parameters(recurse=False), None)
+        if not hasattr(module, "fp8_meta") or weight is None:
+            continue  # not a linear layer of Transformer Engine
+        recipe = module.fp8_meta.get("recipe") if module.fp8 else None
+        if recipe is None:
+            found[str(weight.dtype).removeprefix("torch.")] += 1
+        else:  # Megatron derives some classes of its own
+            classes = [c for c in type(recipe).__mro__ if c.__module__.startswith("transformer_")]
+            found[(classes or [type(recipe)])[0].__name__] += 1
+    return found
+
+
+def describe_precision(plan: Plan, models: Iterable[Any]) -> tuple[bool, str]:
+    """(as planned?, what rank 0 computed its first step in)."""
+    planned = plan.config.precision
+    if plan.backend != "te":
+        return True, f"{planned.dtype}, computed by torch on a CPU"
+    found = active_precisions(models)
+    parts = [f"{name} in {count}" for name, count in found.most_common()]
+    text = f"{', '.join(parts) or 'none'} of {found.total()} linear layers of rank 0"
+    quantised = any(name not in ("bfloat16", "float16", "float32") for name in found)
+    if quantised == (planned.recipe != "none"):
+        return True, text
+    return False, f"{text}, and the plan is {planned.name}"
 
 
 # --- cuDNN ------------------------------------------------------------------------------------

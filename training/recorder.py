@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import parallel_state as mpu
 from megatron.training import training as loop
 from megatron.training.global_vars import get_args
 
@@ -29,12 +31,50 @@ from training.step import LOSS
 RECENT_STEPS = 2000  # step times kept for the median
 
 
-class Recorder:
-    """Collects on every rank, writes on the last one, which has the loss and the learning rate."""
+class FromLastStage:
+    """Brings to rank 0 what only the ranks of the last pipeline stage know.
 
-    def __init__(self, plan: Plan, run_dir: Path, events: EventLog) -> None:
+    Both ends of a pipeline end a step together, so neither waits for the other.
+    """
+
+    def __init__(self) -> None:
+        """Collective: every rank calls it."""
+        self._rank, self._last = (
+            torch.distributed.get_rank(),
+            torch.distributed.get_world_size() - 1,
+        )
+        self._group = None
+        if mpu.get_pipeline_model_parallel_world_size() > 1:
+            # gloo: numbers of the host, without a wait for the GPU.
+            self._group = torch.distributed.new_group([0, self._last], backend="gloo")
+
+    def __call__(self, *numbers: float | None) -> tuple[float | None, ...]:
+        """On rank 0 the last rank's numbers, elsewhere one's own; None stands for "not finite"."""
+        if self._group is None or self._rank not in (0, self._last):
+            return numbers
+        own = [math.nan if number is None else number for number in numbers]
+        message = torch.tensor(own, dtype=torch.float64, device="cpu")
+        if self._rank == self._last:
+            torch.distributed.send(message, dst=0, group=self._group)
+            return numbers
+        torch.distributed.recv(message, src=self._last, group=self._group)
+        return tuple(_finite(number) for number in message.tolist())
+
+
+class Recorder:
+    """Collects on every rank and writes on rank 0, which is on the run's first host.
+
+    shared_run_dir: whether all nodes see one run_dir.
+    """
+
+    def __init__(
+        self, plan: Plan, run_dir: Path, events: EventLog, *, shared_run_dir: bool = True
+    ) -> None:
         self.plan, self.run_dir, self.events = plan, run_dir, events
-        self.writes = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        self._shared = shared_run_dir
+        self._from_last_stage = FromLastStage()
+        self.models: list[torch.nn.Module] = []  # as built, of this rank
+        self.writes = torch.distributed.get_rank() == 0
         self.started = self.mark = time.perf_counter()
         self.step = 0
         self.first_step: int | None = None
@@ -99,7 +139,13 @@ class Recorder:
                 text = f"attention: {device.describe_attention(self.attention)}"
                 kind = "warning" if self.attention == "unfused" else "notice"
                 self.events.write(kind, text=text)
-        self.loss = _finite(losses[LOSS]) if LOSS in losses else None
+            if self.writes:
+                planned, active = device.describe_precision(self.plan, self.models)
+                kind = "notice" if planned else "warning"
+                self.events.write(kind, text=f"precision active: {active}")
+        self.loss, learning_rate = self._from_last_stage(
+            _finite(losses[LOSS]) if LOSS in losses else None, _finite(learning_rate)
+        )
         if self.writes:
             step_s = began - self.mark
             self.step_times.append(step_s)
@@ -160,13 +206,12 @@ class Recorder:
 
     def _after_evaluation(self, began: float, result: Any, *args: Any, **kwargs: Any) -> None:
         losses = result[0] or {}
+        (value,) = self._from_last_stage(_finite(losses[LOSS]) if LOSS in losses else None)
         # pretrain evaluates the test set last, once training is over and validation done again.
         name = "validation_loss"
         if not self._training and "final_validation" in self.evaluations:
             name = "test_loss"
-        if self.writes and LOSS in losses:
-            value = _finite(losses[LOSS])
-            assert value is not None
+        if self.writes and value is not None:
             self.evaluations[name] = value
             if not self._training:
                 self.evaluations.setdefault("final_validation", value)
@@ -180,8 +225,14 @@ class Recorder:
     def _after_save(self, began: float, result: Any, iteration: int, *a: Any, **k: Any) -> None:
         folder = Path(get_args().save)
         self.checkpoint = str(folder / f"iter_{iteration:07d}")
-        if torch.distributed.get_rank() == 0:
-            checkpoints.prune(folder, self.plan.config.checkpoint.keep)
+        keep = self.plan.config.checkpoint.keep
+        if self._shared:
+            if torch.distributed.get_rank() == 0:
+                checkpoints.prune(folder, keep)
+        else:
+            torch.distributed.barrier()  # all ranks' parts are there
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                checkpoints.prune_part(folder, keep, iteration)
         if self.writes:
             self.events.write(
                 "checkpoint",

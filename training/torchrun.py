@@ -20,9 +20,10 @@ from planning.findings import ChoiceError, MachineError
 from training.orphans import LAUNCHER_PID
 
 ROOT = Path(__file__).resolve().parents[1]
+MAYBE_MEMORY = "often the machine ran out of memory (the kernel's log says so)"
 # Deaths that are a cause; SIGTERM and SIGABRT often follow from another rank's failure.
 _CAUSES = {
-    signal.SIGKILL: "often the machine ran out of memory (the kernel's log says so)",
+    signal.SIGKILL: MAYBE_MEMORY,
     signal.SIGSEGV: "a fault in native code",
     signal.SIGBUS: "often /dev/shm is full",
     signal.SIGILL: "a library built for another processor",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planning.findings import Finding, MachineError, Refusal
-from planning.plan import Plan, load
+from planning.plan import Plan, load, locate
 from training.events import EventLog
 from training.orphans import die_with_parent
 
@@ -28,8 +28,8 @@ def main(run_dir: Path) -> int:
     events = EventLog(logs / "events.jsonl")
     try:
         plan = load(run_dir / "plan.yaml")
-        roots: dict[str, str] = json.loads((logs / "environment.json").read_text())["roots"]
-        return train(plan, run_dir, roots, events, rank)
+        here: dict[str, Any] = json.loads((logs / "environment.json").read_text())
+        return train(plan, run_dir, here, events, rank)
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (0, None):
             return 0
@@ -64,8 +64,9 @@ def _redirect(log: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, rank: int) -> int:
-    first = rank == 0
+def train(plan: Plan, run_dir: Path, here: dict[str, Any], events: EventLog, rank: int) -> int:
+    """`here` is logs/environment.json: what the plan's roots became on this host."""
+    first, roots = rank == 0, here["roots"]
     if first:
         events.write("phase", text="importing torch and Megatron")
     notes = _prepare_device(plan, events)
@@ -98,13 +99,14 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
     ) -> Any:
         nonlocal recorder
         if recorder is None:
-            recorder = Recorder(plan, run_dir, events)
+            shared = here.get("shared_run_dir", True)
+            recorder = Recorder(plan, run_dir, events, shared_run_dir=shared)
             recorder.install()
             if first:
                 # Every rank has joined the process group, so all handle SIGTERM by now.
                 events.write("ready")
                 events.write("phase", text="building the model")
-        return build(
+        model = build(
             plan.config.model,
             config or core_transformer_config_from_args(get_args()),
             plan.derived.padded_vocab_size,
@@ -115,6 +117,8 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
             pg_collection,
             backend=plan.backend,  # type: ignore[arg-type]
         )
+        recorder.models.append(model)
+        return model
 
     cache = Path(roots["cache:"])
     prefixes = None
@@ -122,7 +126,7 @@ def train(plan: Plan, run_dir: Path, roots: dict[str, str], events: EventLog, ra
         if first and library_text.expected(cache) is None:
             events.write("phase", text="making the dataset of the standard library's sources")
         prefixes = library_text.build(cache)
-    data = dataset_provider(plan.config.data, cache, prefixes)
+    data = dataset_provider(locate(plan.config.data, roots), cache, prefixes)
 
     def datasets(samples: Any, vp_stage: int | None = None) -> Any:
         if first:
