@@ -42,7 +42,7 @@ _ONE_REQUEST = 0.5  # seconds
 class Outcome:
     """How a run ended: the process's exit status, what to tell the person, and result.json."""
 
-    status: Literal["done", "stopped", "failed"]
+    status: Literal["done", "submitted", "stopped", "failed"]
     exit_status: int
     message: str
     result: dict[str, Any]

@@ -116,14 +116,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def lock(run_dir: Path) -> Iterator[None]:
-    """Hold the folder for this process; MachineError if another one runs in it.
+def lock(run_dir: Path, name: str = LOCK, doing: str = "trains in") -> Iterator[None]:
+    """Hold the folder for this process; MachineError if another one does the same in it.
 
     The kernel lets go when the process ends, however it ends.
     """
     with said_of("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        held = os.open(run_dir / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        held = os.open(run_dir / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +133,7 @@ def lock(run_dir: Path) -> Iterator[None]:
                     id="run_folder_in_use",
                     severity="error",
                     setting="run_dir",
-                    message=f"another process trains in {run_dir} now",
+                    message=f"another process {doing} {run_dir} now",
                     fix="stop it first, or choose another run_dir",
                 )
             ) from None

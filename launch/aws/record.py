@@ -29,7 +29,7 @@ class Job(BaseModel):
     arn: str | None = None  # None: it was about to be made; the service knows whether it was
     created: str  # UTC, ISO 8601
     reason: str  # why it was submitted: "first", "resumed", "resubmitted after ..."
-    end: str | None = None  # why it ended, once somebody has looked
+    end: dict[str, Any] | None = None  # how it ended (ends.End), once somebody has looked
 
 
 class Record(BaseModel):

@@ -1,0 +1,196 @@
+"""From a reviewed request to a training job that is what was asked for.
+
+Straight to boto3 and not through NeMo-Run, whose Experiment would start the same job: it packs a
+task that our plan does not need, takes 5 s and ray to import, and hides errors of describe. Those
+who work with it have launch/aws/executor.py, which calls this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launch import start as start_file
+from launch.aws import job as jobs
+from launch.aws import preflight
+from launch.aws.checks import s3_parts
+from launch.aws.clients import Clients, code, said
+from launch.aws.record import FILE, Job, Record, now
+from launch.aws.request import NOBODY
+from launch.local import Outcome
+from planning.findings import ChoiceError, Finding, MachineError
+from planning.plan import Plan
+from planning.schema import SageMakerLaunch
+
+CHANNEL = "plan"
+
+
+def submit(
+    run_dir: Path,
+    request: dict[str, Any],
+    start: dict[str, Any],
+    launch: SageMakerLaunch,
+    plan: Plan,
+) -> Outcome:
+    """Check the account, upload the plan, create the job and compare it with the request.
+
+    Leaves run_dir/job.json. With launch.wait it follows the job to the run's end. Raises
+    ChoiceError (placeholders, wrong values) or MachineError (account, quota, network).
+    """
+    refuse_placeholders(request)
+    clients = Clients(launch.region)
+    record = Record(
+        region=clients.region,
+        account=clients.identity[0],
+        request=request,
+        price_per_node_hour=plan.config.hardware.price_per_node_hour,
+        max_restarts=launch.max_restarts,
+        jobs=earlier(run_dir, clients),
+    )
+    preflight.check(request, clients)
+    files = {"plan.yaml": plan.to_yaml(), start_file.FILE: start_file.to_json(start)}
+    upload(request, files, clients)
+    begin(run_dir, record, "resumed" if record.jobs else "first", clients)
+    name = record.newest.name
+    print(f"{'job':<10} {name}\n{'console':<10} {jobs.console(name, clients.region)}", flush=True)
+    if launch.wait:
+        from launch.aws import watch
+
+        return watch.follow(run_dir, clients)
+    return Outcome("submitted", 0, f"{'follow':<10} python launch/jobs.py watch {run_dir}", {})
+
+
+def refuse_placeholders(request: Mapping[str, Any]) -> None:
+    """ChoiceError if the request holds values that nobody gave."""
+    settings = {"RoleArn": "launch.role", "AlgorithmSpecification": "launch.image"}
+    places: dict[str, str] = {}
+    for member, value in _strings("", request):
+        if re.search(rf"\b{NOBODY}\b", value):
+            top = member.split(".")[0]
+            places.setdefault(settings.get(top, "launch.bucket"), value)
+    if places:
+        raise ChoiceError(
+            [
+                Finding("placeholder", "error", setting, f"{value} is a placeholder",
+                        "give your account's (docs/sagemaker.md), or launch.dry_run=true")
+                for setting, value in places.items()
+            ]
+        )  # fmt: skip
+
+
+def _strings(where: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _strings(f"{where}.{name}".lstrip("."), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(where, inner)
+    elif isinstance(value, str):
+        yield where, value
+
+
+def earlier(run_dir: Path, clients: Clients) -> list[Job]:
+    """The run's jobs so far. ChoiceError if the newest is still at work: two would write to the
+    same checkpoints."""
+    if not (run_dir / FILE).exists():
+        return []
+    record = Record.load(run_dir)
+    found = jobs.describe(record.newest.name, clients)
+    if found is not None and not jobs.has_ended(found):
+        raise ChoiceError(
+            Finding(
+                "job-at-work",
+                "error",
+                "run_dir",
+                f"the job {record.newest.name} of this run is {jobs.state(found)}",
+                f"stop it first (python launch/jobs.py stop {run_dir}), or take another run_dir",
+            )
+        )
+    return record.jobs
+
+
+def plan_prefix(request: Mapping[str, Any]) -> tuple[str, str]:
+    """(bucket, prefix) of the channel that the plan travels in."""
+    for channel in request["InputDataConfig"]:
+        if channel["ChannelName"] == CHANNEL:
+            return s3_parts(channel["DataSource"]["S3DataSource"]["S3Uri"])
+    raise ChoiceError(
+        Finding("no-plan-channel", "error", "request.json", f"it has no channel {CHANNEL}",
+                "take the one that launch.dry_run=true wrote")
+    )  # fmt: skip
+
+
+def upload(request: Mapping[str, Any], files: Mapping[str, str], clients: Clients) -> None:
+    """Put the plan where the job's channel is."""
+    bucket, prefix = plan_prefix(request)
+    for name, text in files.items():
+        key = f"{prefix.rstrip('/')}/{name}"
+        with said(f"upload s3://{bucket}/{key}", "launch.bucket"):
+            clients("s3").put_object(Bucket=bucket, Key=key, Body=text.encode())
+
+
+def begin(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
+    """Create the job that record.request asks for, record it, and see that it is that job.
+
+    The record is written before the job is made: a job that nobody knows of would go on charging.
+    Raises MachineError, after stopping it, if the job is another than the one asked for.
+    """
+    request = record.request
+    record.jobs.append(Job(name=request["TrainingJobName"], created=now(), reason=reason))
+    record.save(run_dir)
+    with said("create the training job"):
+        try:
+            made = clients("sagemaker").create_training_job(**request)
+        except Exception as error:
+            if code(error) or type(error).__name__ == "ParamValidationError":
+                record.jobs.pop()  # the service has answered: there is no such job
+                if record.jobs:
+                    record.save(run_dir)
+                else:
+                    (run_dir / FILE).unlink()
+            raise
+    record.newest.arn = made["TrainingJobArn"]
+    record.save(run_dir)
+    _compare(run_dir, record, clients)
+
+
+def _compare(run_dir: Path, record: Record, clients: Clients) -> None:
+    name = record.newest.name
+    described = jobs.describe(name, clients)
+    if described is None:
+        print(f"warning: {name} is made but cannot be described yet; it is not compared with the "
+              "request", flush=True)  # fmt: skip
+        return
+    model = clients("sagemaker").meta.service_model
+    known = set(model.operation_model("DescribeTrainingJob").output_shape.members)
+    found = jobs.differences(record.request, described, known)
+    for difference in found:
+        if not difference.stops:
+            print(f"warning: {difference}", flush=True)
+    if not any(difference.stops for difference in found):
+        return
+    stop(name, clients)
+    record.newest.end = {"kind": "refused", "reason": "it was not the job asked for", "step": None}
+    record.save(run_dir)
+    raise MachineError(
+        [
+            Finding("other-job", "error", "launch", f"the job is not what was asked for; {name} is "
+                    f"stopped. {difference}",
+                    "tell AWS's support; nothing of the run is lost", machine=True)
+            for difference in found if difference.stops
+        ]
+    )  # fmt: skip
+
+
+def stop(name: str, clients: Clients) -> bool:
+    """Ask the job to stop: SIGTERM, 120 s to save, SIGKILL. False if it has ended already."""
+    with said(f"stop {name}"):
+        try:
+            clients("sagemaker").stop_training_job(TrainingJobName=name)
+        except Exception as error:
+            if code(error) == "ValidationException":
+                return False
+            raise
+    return True

@@ -1,0 +1,173 @@
+"""Following a run's jobs on SageMaker: state, log and progress, and a new job where that helps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.aws import ends, memory, preflight, results, submit
+from launch.aws import job as jobs
+from launch.aws.clients import Clients
+from launch.aws.logs import Line, Log, first_failure
+from launch.aws.record import Record
+from launch.aws.request import job_name
+from launch.display import Display
+from launch.local import STOPPED, Outcome
+from launch.run_folder import lock
+from planning.plan import load
+from training.events import read_log_line
+
+LOCK = ".watch"
+POLL = 10.0  # seconds
+# The last lines of a job reach CloudWatch after its end.
+LATE = 5.0
+# Ends that a traceback in the log may explain.
+FAILURES = ("crash", "out of memory", "not finite", "refused", "node")
+
+
+def follow(run_dir: Path, clients: Clients, sleep: Callable[[float], None] = time.sleep) -> Outcome:
+    """See the run to its end: `done`, `stopped` or `failed`, with what the run says in
+    result.json. Ctrl-C leaves the job alone: `submitted`.
+
+    A job that failed in a way that may pass is followed by another one, at most
+    record.max_restarts times; job.json says why. MachineError if another process follows it.
+    """
+    record = Record.load(run_dir)
+    try:
+        with lock(run_dir, LOCK, "follows the run in"):
+            return _follow(run_dir, record, clients, sleep)
+    except KeyboardInterrupt:
+        message = (
+            f"the job goes on; python launch/jobs.py watch {run_dir} follows it again, "
+            f"python launch/jobs.py stop {run_dir} stops it"
+        )
+        return Outcome("submitted", 0, message, {})
+
+
+def _follow(
+    run_dir: Path, record: Record, clients: Clients, sleep: Callable[[float], None]
+) -> Outcome:
+    while True:
+        name = record.newest.name
+        end, lines = _one(run_dir, record, clients, sleep)
+        record = Record.load(run_dir)
+        if record.newest.name != name:
+            continue  # resumed by somebody else
+        record.newest.end = ends.to_record(end)
+        record.save(run_dir)
+        if end.kind == "completed":
+            found = results.fetch(record, run_dir, clients)
+            return Outcome("done", 0, "", found)
+        earlier = [ends.of_record(job.end) for job in record.jobs[:-1] if job.end]
+        more, why = ends.again(end, earlier, record.restarts, record.max_restarts)
+        print("\n".join(said_of(end, lines, run_dir)), flush=True)
+        if not more:
+            found = results.fetch(record, run_dir, clients)
+            print(f"{'no restart':<10} {why}", flush=True)
+            message = f"{'go on':<10} python launch/jobs.py resume {run_dir}"
+            if end.kind in ("stopped", "time limit"):
+                return Outcome("stopped", STOPPED, message, found)
+            return Outcome("failed", _exit_status(end), message, found)
+        wait = ends.WAITS.get(end.kind, 0)
+        print(f"{'restart':<10} {why}, in {wait:.0f} s", flush=True)
+        sleep(wait)
+        resubmit(run_dir, record, f"resubmitted after {end}", clients)
+        print(f"{'job':<10} {record.newest.name}", flush=True)
+
+
+def _exit_status(end: ends.End) -> int:
+    """2 and 3 as the README says, where the container said so; else 1."""
+    return ends.exit_status_of(end.reason) or 1 if end.kind in ("refused", "node") else 1
+
+
+def resubmit(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
+    """The same request under the run's next name: it goes on from the newest checkpoint."""
+    number = len(record.jobs) + 1
+    while True:
+        name = job_name(record.first_name, number)
+        if jobs.describe(name, clients) is None:
+            break
+        number += 1  # taken by a job that the record lost
+    record.request = {**record.request, "TrainingJobName": name}
+    submit.begin(run_dir, record, reason, clients)
+
+
+def _one(
+    run_dir: Path, record: Record, clients: Clients, sleep: Callable[[float], None]
+) -> tuple[ends.End, list[Line]]:
+    """Follow the newest job to its end; all lines of its log."""
+    name, log = record.newest.name, Log(record.newest.name, clients)
+    display, train_steps = Display(interval=1), _train_steps(run_dir)
+    lines: list[Line] = []
+    step: int | None = None
+    shown = ""
+    while True:
+        job = jobs.describe(name, clients)
+        if job is None:
+            return ends.End("account", f"there is no job {name}"), lines
+        if (now := _state(job)) != shown and not jobs.has_ended(job):
+            display.phase(now)
+            shown = now
+        ended = jobs.has_ended(job)
+        if ended:
+            sleep(LATE)
+        new = log.read()
+        lines += new
+        for line in new:
+            step = _show(line, display, train_steps, record.nodes, step)
+        if ended:
+            display.close()
+            return ends.of(job, step), lines
+        display.tick()
+        sleep(POLL)
+
+
+def _state(job: jobs.Described) -> str:
+    more = jobs.since(job)
+    return f"{jobs.state(job)}: {more}" if more else jobs.state(job)
+
+
+def _show(
+    line: Line, display: Display, train_steps: int | None, nodes: int, step: int | None
+) -> int | None:
+    """Show one line; the last step so far."""
+    event = read_log_line(line.text)
+    if event is None:
+        display.message(line.text if nodes == 1 else f"{line.host}  {line.text}")
+        return step
+    if event["event"] == "step" and train_steps:
+        display.event({**event, "train_steps": train_steps})
+    else:
+        display.message(line.text)
+    return int(event["step"])
+
+
+def _train_steps(run_dir: Path) -> int | None:
+    try:
+        return load(run_dir / "plan.yaml").config.training.train_steps
+    except (OSError, ValueError):
+        return None  # a record without its plan
+
+
+def said_of(end: ends.End, lines: list[Line], run_dir: Path) -> list[str]:
+    """Why a job ended: the first failing rank's traceback, the reason, and what would do."""
+    said = []
+    found = first_failure(lines, end.reason) if end.kind in FAILURES else None
+    if found is not None:
+        rank = f", rank {found.rank}" if found.rank is not None else ""
+        said.append(f"{found.host}{rank}:")
+        said += [f"    {line.text}" for line in found.lines]
+    said.append(f"{'ended':<10} {end}")
+    if end.kind == "out of memory":
+        said += memory.lines(run_dir, [line.text for line in lines] + [end.reason])
+    return said
+
+
+def resume(run_dir: Path, record: Record, clients: Clients) -> None:
+    """A new job of a run whose last one has ended, after the checks. Raises as submit does."""
+    submit.earlier(run_dir, clients)
+    number = len(record.jobs) + 1
+    request = {**record.request, "TrainingJobName": job_name(record.first_name, number)}
+    preflight.check(request, clients)
+    resubmit(run_dir, record, "resumed", clients)
