@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from planning.findings import ChoiceError, Finding
 from planning.schema import RunConfig
 from training import checkpoints
 from training.data import indexed, library_text
+
+CHANNEL = "data:"  # begins a path in a channel of a job: data:NAME/...
 
 
 def home(text: str, setting: str) -> Path:
@@ -31,7 +34,7 @@ def absolute(config: RunConfig) -> RunConfig:
     """
 
     def path(text: str, setting: str) -> str:
-        return text if "://" in text else str(home(text, setting).absolute())
+        return text if not is_local(text) else str(home(text, setting).absolute())
 
     def paths(items: list[Any], setting: str) -> list[Any]:
         # Strings that are numbers are weights.
@@ -62,6 +65,30 @@ def absolute(config: RunConfig) -> RunConfig:
             "checkpoint": saving.model_copy(update=checkpoint),
         }
     )
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is of this machine: neither s3://... nor in a job's channel (data:...)."""
+    return "://" not in path and not path.startswith(CHANNEL)
+
+
+def named_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(setting, path) of all that the choice names by a path."""
+
+    def inside(items: list[Any]) -> Iterator[str]:
+        for item in items:
+            if isinstance(item, list):
+                yield from inside(item)
+            elif isinstance(item, str) and not _is_number(item):
+                yield item
+
+    if config.data.kind == "indexed":
+        for name in ("paths", "train_paths", "valid_paths", "test_paths"):
+            for path in inside(getattr(config.data, name)):
+                yield f"data.{name}", path
+    for name in ("load", "save"):
+        if isinstance(path := getattr(config.checkpoint, name), str):
+            yield f"checkpoint.{name}", path
 
 
 def _is_number(text: str) -> bool:

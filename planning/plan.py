@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from planning.schema import RunConfig
+from planning.schema import DataConfig, RunConfig
 
 VERSION = 1
 # LibYAML's, ten times as fast, where PyYAML was built with it.
@@ -69,8 +69,23 @@ def load(path: Path) -> Plan:
 
 
 def expand(text: str, roots: Mapping[str, str]) -> str:
-    """`run:checkpoints` -> `/where/the/run/is/checkpoints`; text without a root stays as it is."""
-    for root, path in roots.items():
+    """`run:/checkpoints` -> `/where/the/run/is/checkpoints`; text without a root stays as it is.
+
+    A root may have others inside it, which go elsewhere (`run:/tensorboard`): the longest counts.
+    """
+    for root in sorted(roots, key=len, reverse=True):
         if text == root or text.startswith(root + "/"):
-            return path + text[len(root) :]
+            return roots[root] + text[len(root) :]
     return text
+
+
+def locate(data: DataConfig, roots: Mapping[str, str]) -> DataConfig:
+    """The data with real paths where it names roots (`data:NAME/...`)."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, list):
+            return [real(item) for item in value]
+        return expand(value, roots) if isinstance(value, str) else value
+
+    names = ("paths", "train_paths", "valid_paths", "test_paths")
+    return data.model_copy(update={name: real(getattr(data, name)) for name in names})

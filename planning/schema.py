@@ -202,6 +202,7 @@ class ContainedLaunch(Choice):
     """What container/first_process.py does on each node, wherever it runs."""
 
     name: str
+    kind: str
     # Added to every worker's environment; null: nothing. No secrets: it can be read by many.
     environment: dict[str, str] | None
     preflight: bool  # check each node before training

@@ -8,7 +8,6 @@ have limits (2,500 and 512 characters) and change what they hold on their way.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,17 +24,7 @@ REGION = "us-east-1"  # in placeholders only
 CHECKPOINTS = "/opt/ml/checkpoints"  # SageMaker keeps this folder in S3 while the job runs
 TENSORBOARD = "/opt/ml/output/tensorboard"
 LONGEST_NAME = 63  # CreateTrainingJob's TrainingJobName
-LONGEST_BASE = 36  # leaves room for "-20261201-103341-a1b2" and a later job's "-12"
 OWN_TAGS = ("slipway-run", "slipway-model", "slipway-plan")
-
-
-def run_name(base: str, stamp: str, token: str) -> str:
-    """The name of a run and its first job: `base-stamp-token`, in the characters of job names.
-
-    stamp: the time to a second; token: tells two runs of one second apart.
-    """
-    plain = re.sub(r"[^a-zA-Z0-9]+", "-", base).strip("-")[:LONGEST_BASE].strip("-")
-    return f"{plain or 'run'}-{stamp}-{token}"
 
 
 def job_name(run: str, number: int) -> str:
