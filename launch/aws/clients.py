@@ -39,13 +39,13 @@ class Clients:
 
     def __init__(self, region: str | None = None) -> None:
         try:
-            from boto3.session import Session
+            import boto3.session  # noqa: F401
         except ModuleNotFoundError:
             raise MachineError(
                 Finding("no-boto3", "error", "launch", "boto3 is not installed here", INSTALL)
             ) from None
-        with said("read the AWS configuration"):
-            self._session = Session(region_name=region)
+        self._region = region
+        self.renew()
         found = self._session.region_name
         if found is None:
             raise MachineError(
@@ -58,6 +58,13 @@ class Clients:
                 )
             )
         self.region: str = found
+
+    def renew(self) -> None:
+        """Take up credentials that were renewed outside, by a new login."""
+        from boto3.session import Session
+
+        with said("read the AWS configuration"):
+            self._session = Session(region_name=self._region)
         self._made: dict[str, Any] = {}
 
     def __call__(self, service: str) -> Any:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from launch.aws.clients import Clients, code, said
 from launch.aws.job import LOG_GROUP
 
-# How the lines of one rank begin, where the first process passes them on: "[rank 3] ...".
-_RANK = re.compile(r"^\[(?:rank )?(\d+)\]:? ?")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+# What the first process writes above a rank's traceback (container/attempt.py).
+_OF_RANK = re.compile(r"rank (\d+):\s*")
 # The last line of a traceback: "torch.OutOfMemoryError: CUDA out of memory. ..."
-_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*)(?:Error|Exception|Interrupt|Exit|Warning|Refusal)\b")
-MOST_TRACEBACK = 200  # lines
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Refusal)\b")
+# A rank that was only cut off when another one ended.
+_CUT_OFF = re.compile(r"ChildFailedError|SignalException|Connection (?:reset|closed)|Broken pipe")
+MOST_LINES = 200  # of one traceback
 
 
 @dataclass(frozen=True, order=True)
@@ -23,17 +25,8 @@ class Line:
 
     time: int
     host: str  # algo-1
-    order: int  # within its host
+    order: int  # of reading, which keeps a host's own order
     text: str = field(compare=False)
-
-    @property
-    def rank(self) -> int | None:
-        found = _RANK.match(self.text)
-        return int(found[1]) if found else None
-
-    @property
-    def bare(self) -> str:
-        return _RANK.sub("", self.text, count=1)
 
 
 class Log:
@@ -58,14 +51,13 @@ class Log:
                     return []
                 raise
 
-    def read(self, hosts: Iterable[str] | None = None) -> list[Line]:
-        """The lines since the last call, in the order of their times. hosts: of these only."""
-        wanted = None if hosts is None else set(hosts)
+    def read(self, host: str | None = None) -> list[Line]:
+        """The lines since the last call, in the order of their times; of one host, if it is
+        given."""
         lines: list[Line] = []
         for stream in self.streams():
-            host = host_of(stream)
-            if wanted is None or host in wanted:
-                lines += self._read(stream, host)
+            if host is None or host_of(stream) == host:
+                lines += self._read(stream, host_of(stream))
         return sorted(lines)
 
     def _read(self, stream: str, host: str) -> Iterator[Line]:
@@ -78,8 +70,7 @@ class Log:
                 )
             for event in page["events"]:
                 self._count += 1
-                text = event["message"].rstrip("\n")
-                yield Line(event["timestamp"], host, self._count, text)
+                yield Line(event["timestamp"], host, self._count, event["message"].rstrip("\n"))
             # The end is where the token stays the same (CloudWatch Logs API, GetLogEvents).
             token = page["nextForwardToken"]
             if token == self._token.get(stream):
@@ -93,42 +84,45 @@ def host_of(stream: str) -> str:
     return found[1] if found else stream.rpartition("/")[2]
 
 
-def tracebacks(lines: Iterable[Line]) -> list[list[Line]]:
-    """Each traceback with the line that names the error, the earliest first.
+@dataclass(frozen=True)
+class Traceback:
+    """One error as a process told it. rank: None where the log does not name it."""
 
-    Lines of different hosts and ranks do not mix.
-    """
-    open_now: dict[tuple[str, int | None], list[Line]] = {}
-    found: list[list[Line]] = []
+    host: str
+    rank: int | None
+    lines: list[Line]
+
+    @property
+    def error(self) -> str:
+        return self.lines[-1].text
+
+
+def tracebacks(lines: Iterable[Line]) -> list[Traceback]:
+    """Those of all hosts, the earliest first; lines of different hosts do not mix."""
+    open_now: dict[str, Traceback] = {}
+    ranks: dict[str, int] = {}
+    found: list[Traceback] = []
     for line in lines:
-        who = (line.host, line.rank)
-        if _TRACEBACK.search(line.text):
-            open_now[who] = [line]
-            found.append(open_now[who])
-        elif block := open_now.get(who):
-            block.append(line)
-            if _RAISED.match(line.bare) or len(block) >= MOST_TRACEBACK:
-                del open_now[who]
+        if _TRACEBACK.match(line.text):
+            open_now[line.host] = Traceback(line.host, ranks.get(line.host), [line])
+            found.append(open_now[line.host])
+        elif block := open_now.get(line.host):
+            block.lines.append(line)
+            if _RAISED.match(line.text) or len(block.lines) >= MOST_LINES:
+                del open_now[line.host]
+        if named := _OF_RANK.fullmatch(line.text):
+            ranks[line.host] = int(named[1])
+        elif line.host not in open_now:
+            ranks.pop(line.host, None)
     return found
 
 
-def first_failure(lines: list[Line], reason: str = "") -> list[Line]:
-    """The traceback to show first: that of the rank which `reason` names, else the earliest.
-
-    A rank that was only cut off by another's end (ChildFailedError, SIGTERM) comes after one that
-    failed by itself.
-    """
-    blocks = tracebacks(lines)
-    if not blocks:
-        return []
-    named = re.search(r"\brank (\d+)\b", reason)
-    if named:
-        of_rank = [block for block in blocks if block[0].rank == int(named[1])]
-        blocks = of_rank or blocks
-    own = [b for b in blocks if not re.search(r"ChildFailedError|SignalException", b[-1].text)]
-    return (own or blocks)[0]
-
-
-def text_of(line: Line, hosts: int = 2) -> str:
-    """As it is shown: with its host, where there are several."""
-    return line.text if hosts < 2 else f"{line.host}  {line.text}"
+def first_failure(lines: list[Line], reason: str = "") -> Traceback | None:
+    """The error that the others follow from: that of the rank which `reason` (the job's
+    FailureReason) names, else the earliest that is not only another's end."""
+    found = tracebacks(lines)
+    if named := re.search(r"\brank (\d+)\b", reason):
+        of_rank = [block for block in found if block.rank == int(named[1])]
+        found = of_rank or found
+    own = [block for block in found if not _CUT_OFF.search(block.error)]
+    return next(iter(own or found), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from launch.aws import ends, memory, preflight, results, submit
 from launch.aws import job as jobs
@@ -15,13 +16,15 @@ from launch.aws.request import job_name
 from launch.display import Display
 from launch.local import STOPPED, Outcome
 from launch.run_folder import lock
+from planning.findings import MachineError
 from planning.plan import load
-from training.events import read_log_line
+from training.events import read_log_line, step_parts
 
 LOCK = ".watch"
 POLL = 10.0  # seconds
 # The last lines of a job reach CloudWatch after its end.
 LATE = 5.0
+PATIENCE = 60  # minutes without an answer of AWS's
 # Ends that a traceback in the log may explain.
 FAILURES = ("crash", "out of memory", "not finite", "refused", "node")
 
@@ -103,7 +106,7 @@ def _one(
     step: int | None = None
     shown = ""
     while True:
-        job = jobs.describe(name, clients)
+        job = _patiently(lambda: jobs.describe(name, clients), clients, sleep)
         if job is None:
             return ends.End("account", f"there is no job {name}"), lines
         if (now := _state(job)) != shown and not jobs.has_ended(job):
@@ -112,7 +115,7 @@ def _one(
         ended = jobs.has_ended(job)
         if ended:
             sleep(LATE)
-        new = log.read()
+        new = _patiently(log.read, clients, sleep)
         lines += new
         for line in new:
             step = _show(line, display, train_steps, record.nodes, step)
@@ -121,6 +124,21 @@ def _one(
             return ends.of(job, step), lines
         display.tick()
         sleep(POLL)
+
+
+def _patiently[T](ask: Callable[[], T], clients: Clients, sleep: Callable[[float], None]) -> T:
+    """The answer, through an hour without network or login: the job goes on meanwhile."""
+    for left in range(PATIENCE, -1, -1):
+        try:
+            return ask()
+        except MachineError as error:
+            if not left:
+                raise
+            if left == PATIENCE:
+                print(f"warning: {error}\n    the job goes on; trying again", flush=True)
+            sleep(60)
+            clients.renew()
+    raise AssertionError
 
 
 def _state(job: jobs.Described) -> str:
@@ -141,6 +159,16 @@ def _show(
     else:
         display.message(line.text)
     return int(event["step"])
+
+
+def last_event(lines: list[Line]) -> dict[str, Any] | None:
+    """The newest step that a log tells of."""
+    found = (read_log_line(line.text) for line in reversed(lines))
+    return next((event for event in found if event and event["event"] == "step"), None)
+
+
+def progress(event: dict[str, Any], run_dir: Path) -> str:
+    return "  ".join(step_parts({**event, "train_steps": _train_steps(run_dir) or "?"}))
 
 
 def _train_steps(run_dir: Path) -> int | None:
