@@ -140,11 +140,15 @@ def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Findi
     trained = saved or (folder is not None and (folder / "metrics.jsonl").exists())
     # A plan alone may be replaced by another one, but not that of a run.
     if previous is None or config.resume != "auto" or not (
-        trained or config.launch.kind == "local"
+        trained or config.launch.kind == "local" or _submitted(folder)
     ):  # fmt: skip
         return [], []
     after = config.model_dump(mode="json")
     return identity.compare(previous, after, str(folder or saves), saved=saved)
+
+
+def _submitted(folder: Path | None) -> bool:
+    return folder is not None and (folder / "job.json").exists()
 
 
 def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import checks, machine, run_folder
+from launch import checks, elsewhere, machine, run_folder, secrets
 from launch.display import Display, resume_command, summary
 from planning import report
 from planning.findings import ChoiceError, Finding, MachineError, refuse
 from planning.memory import checkpoint_bytes
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
-from planning.schema import RunConfig
+from planning.schema import ContainedLaunch, LocalLaunch, RunConfig
 from training import checkpoints
 
 WAYS_ON = (
@@ -33,12 +34,21 @@ class Ended:
     resolution: Resolution
 
 
-def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> Ended:
+def execute(
+    config: RunConfig,
+    overrides: list[str],
+    run_dir: Path | None,
+    siblings: Sequence[Path] = (),
+) -> Ended:
     """Plan the choice, say it, and do what `launch` asks for.
 
-    run_dir: where the run is kept; None: a new folder under runs/. Raises ChoiceError or
-    MachineError, with all findings, before anything is written.
+    run_dir: where the run is kept; None: a new folder under runs/. siblings: those of the sweep's
+    earlier jobs. Raises ChoiceError or MachineError, with all findings, before anything is written.
     """
+    refuse(secrets.check(config))
+    contained, dry = isinstance(config.launch, ContainedLaunch), False
+    if contained:
+        config, dry = elsewhere.planned(config)
     here = machine.look()
     config = checks.absolute(config)
     config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
@@ -46,15 +56,17 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
     plan = resolution.plan
     folder = run_dir or (checks.home(config.run_dir, "run_dir") if config.run_dir else None)
     print("\n".join(report.lines(resolution)), flush=True)
-    findings = resolution.findings + checks.stack(config) + checks.data(config)
+    findings = resolution.findings + checks.stack(config)
+    findings += elsewhere.check(resolution.config, plan, dry) if contained else checks.data(config)
     different, changed = checks.against_previous(resolution.config, folder)
     findings += different
     if plan is not None and config.launch.kind == "local":
         findings += machine.compare(plan, here) + checks.initial_weights(resolution.config)
+    findings = list(dict.fromkeys(findings))  # one dataset named for three splits is one finding
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)
     try:
-        refuse(dict.fromkeys(findings))  # one dataset named for three splits is one finding
+        refuse(findings)
     except MachineError as refusal:
         refusal.ways_on = WAYS_ON
         raise
@@ -65,8 +77,15 @@ def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> En
             _write_plan(folder, plan, resolution)
         print(f"{'plan':<10} {folder / 'plan.yaml'}")
         return Ended(0, folder, {}, resolution)
+    if contained:
+        folder = folder or run_folder.default_run_dir(config.model.name)
+        with run_folder.lock(folder):
+            way = elsewhere.Way(overrides, findings, dry, siblings)
+            status, said = elsewhere.start(folder, plan, resolution, way)
+        return Ended(status, folder, said, resolution)
     from launch import local  # what a plan alone has no use for takes its time
 
+    assert isinstance(config.launch, LocalLaunch)
     local.check_port(config.launch.port)
     if plan.derived.checkpoint_format is not None and resolution.states is not None:
         # While one is saved, the `keep` older ones are still there.
@@ -91,6 +110,7 @@ def _train(
     from launch import local
 
     config = plan.config
+    assert isinstance(config.launch, LocalLaunch)
     display = Display(interval=config.logging.interval)
     saves = checks.checkpoint_folder(config, folder)
     if config.resume == "none" and run_folder.has_run(folder, saves):

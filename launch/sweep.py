@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import checks, compose, run_folder
+from launch import checks, compose, run_folder, secrets
 from launch.run import execute
 from planning.findings import Refusal
 from planning.report import finding_lines, refusal_lines, table
@@ -43,7 +43,8 @@ def start(words: Sequence[str], many: bool) -> int:
         if any(job.exit_status == STOPPED for job in jobs):
             jobs.append(Job(number, overrides, STOPPED, None, {}, NOT_STARTED))
         else:
-            jobs.append(run(overrides, number, base))
+            before = [job.run_dir for job in jobs if job.run_dir is not None]
+            jobs.append(run(overrides, number, base, before))
     return close(jobs, base.close())
 
 
@@ -75,10 +76,11 @@ class _Base:
         return self.path
 
 
-def run(overrides: list[str], number: int | None, base: _Base) -> Job:
-    """Run one job; in a sweep, whatever happens in it is its own."""
+def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[Path] = ()) -> Job:
+    """Run one job; in a sweep, whatever happens in it is its own. before: folders of its jobs."""
+    kept = [secrets.redact(word) for word in overrides]
     if number is not None:
-        print(f"\njob {number}: {' '.join(overrides) or 'as it stands'}", flush=True)
+        print(f"\njob {number}: {' '.join(kept) or 'as it stands'}", flush=True)
     try:
         for warning in finding_lines(compose.repeated(overrides)):
             print(warning, file=sys.stderr, flush=True)
@@ -86,20 +88,20 @@ def run(overrides: list[str], number: int | None, base: _Base) -> Job:
         folder = None
         if number is not None:
             folder = base.of(config.run_dir, config.model.name) / str(number)
-        ended = execute(config, overrides, folder)
-        return Job(number, overrides, ended.exit_status, ended.run_dir, ended.result, "")
+        ended = execute(config, overrides, folder, before)
+        return Job(number, kept, ended.exit_status, ended.run_dir, ended.result, "")
     except Refusal as refusal:
         print("\n".join(refusal_lines(refusal)), file=sys.stderr, flush=True)
         message = refusal.findings[0].message if refusal.findings else ""
-        return Job(number, overrides, refusal.exit_status, None, {}, message)
+        return Job(number, kept, refusal.exit_status, None, {}, message)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr, flush=True)
-        return Job(number, overrides, STOPPED, None, {}, "stopped")
+        return Job(number, kept, STOPPED, None, {}, "stopped")
     except Exception as error:
         if number is None:
             raise
         traceback.print_exc()
-        return Job(number, overrides, 1, None, {}, f"{type(error).__name__}: {error}")
+        return Job(number, kept, 1, None, {}, f"{type(error).__name__}: {error}")
 
 
 def close(jobs: Sequence[Job], base: Path | None) -> int:
@@ -149,7 +151,9 @@ def overall(statuses: Sequence[int]) -> int:
 def _status(job: Job) -> str:
     if job.message == NOT_STARTED:
         return NOT_STARTED
-    words = {0: "done", 1: "failed", 2: "wrong choice", 3: "not on this machine", 143: "stopped"}
+    if job.exit_status == 0:  # "submitted", "written": it runs elsewhere
+        return str(job.result.get("status", "done"))
+    words = {1: "failed", 2: "wrong choice", 3: "not on this machine", 143: "stopped"}
     return words.get(job.exit_status, str(job.exit_status))
 
 

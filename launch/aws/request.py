@@ -148,20 +148,23 @@ def _tags(plan: Plan, launch: SageMakerLaunch, run: str) -> list[dict[str, str]]
     return [{"Key": key, "Value": value} for key, value in {**given, **own}.items()]
 
 
-def placeholders(launch: SageMakerLaunch) -> list[Finding]:
-    """A warning for each value of the account that nobody gave; a job cannot run with them."""
+def placeholders(launch: SageMakerLaunch, dry: bool) -> list[Finding]:
+    """A finding for each value of the account that nobody gave: a warning in a dry run, whose
+    request then holds a placeholder, and an error else."""
     ways = {
         "role": "the ARN of the role that the job runs as",
-        "image": "the image's URI in ECR; python tools/image.py push prints it",
+        "image": "the image's URI in ECR, as python tools/image.py push prints it",
         "bucket": "a bucket of yours, in the job's region",
     }
+    said = f"the request holds a placeholder (account {NOBODY})" if dry else "a job needs it"
+    or_dry = "" if dry else "; launch.dry_run=true does without"
     return [
         Finding(
             "placeholder",
-            "warning",
+            "warning" if dry else "error",
             f"launch.{name}",
-            f"nobody gave it: the request holds a placeholder (account {NOBODY})",
-            f"set launch.{name} to {what}; a team's own go into conf/local/default.yaml",
+            f"nobody gave it: {said}",
+            f"set it to {what}; a team's own goes into conf/local/default.yaml{or_dry}",
         )
         for name, what in ways.items()
         if getattr(launch, name) is None

@@ -64,7 +64,7 @@ def build(
             "  --no-container-mount-home \\",
         ]
         command = f"python3 {IMAGE_ROOT}/{FIRST_PROCESS}"
-    lines += [f"""  bash -c 'export {HOST}="$SLURMD_NODENAME"; exec {command}'"""]
+    lines.append(f"  bash -c {sh(f'export {HOST}="$SLURMD_NODENAME"; exec {command}')}")
     return "\n".join(lines) + "\n"
 
 
