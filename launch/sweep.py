@@ -106,20 +106,7 @@ def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[
 
 def close(jobs: Sequence[Job], base: Path | None) -> int:
     """Print a sweep's table and write it to its folder; the status of the whole command."""
-    rows = [["job", "status", "loss", "validation", "tokens/s", "choice"]]
-    for job in jobs:
-        rate = job.result.get("median_tokens_per_s_per_gpu")
-        rows.append(
-            [
-                str(job.number),
-                _status(job),
-                _loss(job.result.get("final_loss")),
-                _loss(job.result.get("validation_loss")),
-                f"{rate:,.0f}" if rate else "",
-                " ".join(job.overrides),
-            ]
-        )
-    text = "\n".join(table(rows))
+    text = "\n".join(table(_rows(jobs)))
     print(f"\n{text}")
     if base is not None:
         (base / "sweep.txt").write_text(text + "\n")
@@ -137,6 +124,24 @@ def close(jobs: Sequence[Job], base: Path | None) -> int:
         (base / "sweep.json").write_text(json.dumps(records, indent=2) + "\n")
         print(f"table and results: {base}/sweep.txt, sweep.json")
     return overall([job.exit_status for job in jobs])
+
+
+def _rows(jobs: Sequence[Job]) -> list[list[str]]:
+    """What ended here has losses and a speed; what runs elsewhere has a name there."""
+    named = any("job" in job.result for job in jobs)
+    measured = ["name"] if named else ["loss", "validation", "tokens/s"]
+    rows = [["job", "status", *measured, "choice"]]
+    for job in jobs:
+        rate = job.result.get("median_tokens_per_s_per_gpu")
+        cells = [
+            _loss(job.result.get("final_loss")),
+            _loss(job.result.get("validation_loss")),
+            f"{rate:,.0f}" if rate else "",
+        ]
+        if named:
+            cells = [str(job.result.get("job", ""))]
+        rows.append([str(job.number), _status(job), *cells, " ".join(job.overrides)])
+    return rows
 
 
 def overall(statuses: Sequence[int]) -> int:

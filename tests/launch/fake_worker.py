@@ -1,7 +1,8 @@
 """A worker that keeps the contract of a run but trains nothing. FAKE holds its JSON settings:
 
-steps, step_s, crash_rank, crash ("error", "refusal", "exit" or a signal's number), crash_step,
-silent (no result.json), save_s, import_s.
+steps, step_s, crash_rank, crash ("error", "refusal", "memory", "exit" or a signal's number),
+crash_step, crash_once (a file: no crash where it exists), silent (no result.json), save_s,
+import_s.
 """
 
 import json
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from training.events import EventLog
 from training.orphans import die_with_parent
@@ -29,8 +31,21 @@ def crash(how: str | int, rank: int, logs: Path) -> None:
     error = {"rank": rank, "type": "RuntimeError", "message": "out of luck", "time": time.time()}
     if how == "refusal":
         error |= {"type": "MachineError", "message": "precision: no card here", "exit_status": 3}
+    if how == "memory":
+        error |= {"type": "OutOfMemoryError", "message": "CUDA out of memory"}
     (logs / f"error-rank-{rank}.json").write_text(json.dumps(error))
     sys.exit(1)
+
+
+def crashes(fake: dict[str, Any]) -> bool:
+    once = fake.get("crash_once")
+    if once is None:
+        return True
+    try:
+        Path(once).touch(exist_ok=False)
+        return True
+    except FileExistsError:
+        return False
 
 
 def main() -> None:
@@ -51,7 +66,7 @@ def main() -> None:
         events.write("ready")
     for step in range(1, fake["steps"] + 1):
         time.sleep(fake["step_s"])
-        if rank == fake.get("crash_rank") and step == fake["crash_step"]:
+        if rank == fake.get("crash_rank") and step == fake["crash_step"] and crashes(fake):
             crash(fake["crash"], rank, run_dir / "logs")
         if rank == 0:
             events.write(

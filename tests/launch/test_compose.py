@@ -13,7 +13,7 @@ from launch import compose
 from planning.findings import ChoiceError, Finding, errors
 from planning.resolve import resolve
 from planning.schema import RunConfig
-from tests.choices import config, product, values
+from tests.choices import combine, config, line, product, values
 
 GROUPS = {group: compose.choices(group) for group in compose.groups() if group != "local"}
 EVERY = [f"{group}={choice}" for group, choices in GROUPS.items() for choice in choices]
@@ -110,22 +110,21 @@ def test_every_combination_is_legal_or_says_why(capsys: pytest.CaptureFixture[st
     reasons: Counter[str] = Counter()
     legal: dict[str, set[str]] = {group: set() for group in ("model", "precision", "layout",
                                                              "hardware")}  # fmt: skip
-    for line, chosen in product():
-        resolution = resolve(chosen)
+    for groups in product():
+        words, resolution = line(groups), resolve(combine(groups))
         found = errors(resolution.findings)
         reasons.update({finding.id for finding in found})
         for finding in found:
-            assert all((finding.setting, finding.message, finding.fix)), line
+            assert all((finding.setting, finding.message, finding.fix)), words
         if not found:
-            assert resolution.plan is not None, line
-            assert resolution.states is not None, line
+            assert resolution.plan is not None, words
+            assert resolution.states is not None, words
         kinds = {finding.id for finding in found}
         fits = not kinds or kinds == {"state-memory"}
         verdict = "legal" if not kinds else "too large" if fits else "illegal"
         verdicts[verdict] += 1
         if fits:
-            for word in line.split():
-                group, _, choice = word.partition("=")
+            for group, choice in groups.items():
                 legal[group].add(choice)
     total = sum(verdicts.values())
     with capsys.disabled():

@@ -139,7 +139,9 @@ def ended(config: RunConfig, status: int, result: dict[str, Any] | None = None) 
 def test_a_job_that_fails_or_breaks_is_one_row(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> run.Ended:
+    def execute(
+        config: RunConfig, overrides: list[str], run_dir: Path | None, *_: Any
+    ) -> run.Ended:
         if config.training.seed == 2:
             raise RuntimeError("a fault of ours")
         result = {"final_loss": 2.5, "median_tokens_per_s_per_gpu": 1234.5}
@@ -160,7 +162,9 @@ def test_a_stop_ends_the_sweep(
 ) -> None:
     started = []
 
-    def execute(config: RunConfig, overrides: list[str], run_dir: Path | None) -> run.Ended:
+    def execute(
+        config: RunConfig, overrides: list[str], run_dir: Path | None, *_: Any
+    ) -> run.Ended:
         started.append(config.training.seed)
         if how == "interrupt" and config.training.seed == 2:
             raise KeyboardInterrupt
