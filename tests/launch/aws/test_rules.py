@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from launch.aws import rules
@@ -116,6 +118,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 }
 
 
+@cache
 def found(*words: str) -> dict[str, Finding]:
     config = choose("sagemaker", *GIVEN, *words)
     assert isinstance(config.launch, SageMakerLaunch)
