@@ -90,7 +90,7 @@ def symbols(pattern: str, num_layers: int) -> str:
     return "".join(blocks(pattern, num_layers))
 
 
-def stages(blocks: Sequence[str], count: int) -> list[list[str]]:
+def stages[Block](blocks: Sequence[Block], count: int) -> list[list[Block]]:
     """The blocks of each of `count` pipeline segments (PP x VPP of them), in order.
 
     No block is cut. Segments differ by one block at most. The inner ones get the extra blocks, the
@@ -111,7 +111,8 @@ def stages(blocks: Sequence[str], count: int) -> list[list[str]]:
         )
     each, extra = divmod(len(blocks), count)
     longer = [*range(count - 2, 0, -1), 0, count - 1][:extra]
-    found, start = [], 0
+    found: list[list[Block]] = []
+    start = 0
     for stage in range(count):
         end = start + each + (stage in longer)
         found.append(list(blocks[start:end]))

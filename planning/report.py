@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
+from planning import cost
 from planning.findings import Finding, Refusal, errors
 from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
@@ -115,7 +117,49 @@ def lines(resolution: Resolution) -> list[str]:
         room = hardware.memory_gib or gpu.memory_gib
         total = f"{size(states.total)} a {unit}" + (f" of {room:.0f} GiB" if room else "")
         rows.append(("states", f"{total} ({parts}); activations not estimated"))
+    rows += _speed_rows(resolution)
     return [f"{name:<10} {text}" for name, text in rows]
+
+
+def _speed_rows(resolution: Resolution) -> list[tuple[str, str]]:
+    speed = resolution.speed
+    if speed is None:
+        return []
+    shares = sorted(speed.parts.items(), key=lambda part: -part[1])
+    largest = ", ".join(f"{name} {s / speed.step_s:.0%}" for name, s in shares[:4])
+    estimate = cost.estimate(resolution.config, speed.step_s)
+    paid = "price not set (hardware.price_per_node_hour)"
+    if estimate.usd is not None:
+        paid = (
+            f"{estimate.usd_per_billion_tokens:,.0f} USD a billion tokens, {estimate.usd:,.0f} USD "
+            "the run"
+        )
+    return [
+        (
+            "speed",
+            f"{seconds(speed.step_s)} a step, {speed.tokens_per_s_per_gpu:,.0f} tokens/s and "
+            f"{speed.model_tflops_per_gpu:,.0f} TFLOP/s a GPU, MFU {speed.mfu:.0%} of "
+            f"{speed.mfu_peak_tflops:,.0f} (dense {speed.mfu_format}); {speed.basis}",
+        ),
+        ("", f"{largest}"),
+        (
+            "cost",
+            f"{estimate.gpu_hours_per_billion_tokens:,.3g} GPU-hours a billion tokens, "
+            f"{duration(estimate.hours)} the run; {paid}",
+        ),
+    ]
+
+
+def seconds(number: float) -> str:
+    """0.1842 -> '184 ms', 12.31 -> '12.3 s'."""
+    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.3g} s"
+
+
+def duration(hours: float) -> str:
+    """0.05 -> '3 minutes', 30 -> '30 hours', 100 -> '4.2 days'."""
+    if hours < 1:
+        return f"{hours * 60:.0f} minutes"
+    return f"{hours:.3g} hours" if hours < 48 else f"{hours / 24:,.3g} days"
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
@@ -164,10 +208,16 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
             if states
             else {},
         },
-        "throughput": {},
-        "cost": {},
-        "basis": "states by exact count; activations, speed and cost are not estimated",
+        "throughput": asdict(resolution.speed) if resolution.speed else {},
+        "cost": asdict(cost.estimate(config, resolution.speed.step_s)) if resolution.speed else {},
+        "basis": _basis(resolution),
     }
+
+
+def _basis(resolution: Resolution) -> str:
+    memory = "states by exact count; activations are not estimated"
+    speed = resolution.speed
+    return f"{memory}; speed: {speed.basis if speed else 'not estimated'}"
 
 
 def table(rows: list[list[str]]) -> list[str]:

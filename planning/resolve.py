@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning import environment, layout, megatron_args, memory, rules
+from planning import advice, environment, layout, megatron_args, memory, rules, throughput
 from planning.findings import ChoiceError, Finding, did_you_mean, errors
 from planning.hardware import GIB, GPUS
 from planning.parameters import Parameters, count, padded_vocab_size
@@ -29,6 +29,7 @@ class Resolution:
     plan: Plan | None
     states: memory.States | None
     findings: list[Finding]
+    speed: throughput.Estimate | None = None
 
 
 def resolve(config: RunConfig) -> Resolution:
@@ -58,7 +59,16 @@ def resolve(config: RunConfig) -> Resolution:
         return Resolution(config, None, None, findings)
     plan = _plan(config, facts, parameters)
     states = memory.states(config.model, config.precision, facts.layout, facts.world_size)
-    return Resolution(config, plan, states, findings + _capacity(config, states))
+    findings += _capacity(config, states)
+    speed = None
+    if not errors(findings):
+        try:
+            speed = throughput.estimate(config, facts)
+        except ChoiceError as refusal:  # an impossible formula
+            findings += refusal.findings
+    if speed is not None:
+        findings += advice.check(config, facts, speed)
+    return Resolution(config, plan, states, findings, speed)
 
 
 def _unplannable(config: RunConfig) -> list[Finding]:

@@ -1,0 +1,93 @@
+"""Warnings about speed, each with the figures that it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planning import throughput
+from planning.findings import Finding
+from planning.rules.base import Facts
+from planning.schema import RunConfig
+
+WORTH = 1.03  # a low precision below this gain over BF16 does not pay for its risk
+MORE = 1.10  # a change that gains this much is worth a word
+STATES_SHARE = 0.25  # of a step; more says that a step has too few micro batches
+_BF16 = {
+    "name": "bf16",
+    "format": "none",
+    "recipe": "none",
+    "elements": "none",
+    "layers_in_bf16_at_start": 0,
+    "layers_in_bf16_at_end": 0,
+    "param_gather": False,
+    "amax_history": 0,
+}
+
+
+def in_bf16(config: RunConfig) -> RunConfig:
+    """The same run with its linear layers in BF16."""
+    precision = config.precision.model_copy(update=_BF16)
+    return config.model_copy(update={"precision": precision})
+
+
+def check(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> list[Finding]:
+    """`speed` is the estimate of `config`, whose layout is complete."""
+    found = (check(config, facts, speed) for check in (_low_precision, _micro_batch, _global_batch))
+    return [finding for finding in found if finding is not None]
+
+
+def _estimate(facts: Facts, config: RunConfig) -> throughput.Estimate | None:
+    return throughput.estimate(config, replace(facts, config=config))
+
+
+def _warning(id: str, setting: str, message: str, fix: str) -> Finding:
+    return Finding(id, "warning", setting, message, fix, "planning/throughput.py")
+
+
+def _low_precision(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
+    if config.precision.format == "none":
+        return None
+    plain = _estimate(facts, in_bf16(config))
+    if plain is None or (gain := plain.step_s / speed.step_s) >= WORTH:
+        return None
+    return _warning(
+        "low-precision-pays",
+        "precision",
+        f"{config.precision.name} will not pay: {speed.tokens_per_s_per_gpu:,.0f} tokens/s a GPU "
+        f"are predicted, {gain:.2f} times those of BF16",
+        "take precision=bf16, or give each product more to do (a larger micro batch, less tensor "
+        "parallelism)",
+    )
+
+
+def _micro_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
+    training = config.training
+    size, doubled = training.micro_batch_size, 2 * training.micro_batch_size
+    if training.global_batch_size % (doubled * facts.data_parallel):
+        return None
+    larger = training.model_copy(update={"micro_batch_size": doubled})
+    other = _estimate(facts, config.model_copy(update={"training": larger}))
+    if other is None or (gain := speed.step_s / other.step_s) < MORE:
+        return None
+    return _warning(
+        "micro-batch",
+        "training.micro_batch_size",
+        f"{size} gives the GPU little to do at a time: {doubled} is predicted to be "
+        f"{gain - 1:.0%} faster",
+        f"take {doubled} if it fits; layout.cuda_graph=full helps where launches are what costs",
+    )
+
+
+def _global_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
+    parts, size = speed.parts, config.training.global_batch_size
+    share = (parts.get(throughput.STATES, 0.0) + parts.get(throughput.DATA, 0.0)) / speed.step_s
+    micro_batches = size // (config.training.micro_batch_size * facts.data_parallel)
+    if share < STATES_SHARE or micro_batches >= 4:
+        return None
+    return _warning(
+        "global-batch-small",
+        "training.global_batch_size",
+        f"{size} is {micro_batches} micro batch{'es' * (micro_batches > 1)} a GPU: {share:.0%} of "
+        "a step goes to gradients, their exchange and the optimizer",
+        f"{4 * size} would spread it over four times the tokens, where the learning rate allows",
+    )

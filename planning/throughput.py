@@ -1,0 +1,391 @@
+"""The time of a training step by part, before anything runs.
+
+Kernels by shape (planning/kernels.py), collectives by link (planning/communication.py); what runs
+is read from Megatron-Core 0.19.2 and Transformer Engine 2.20: which products, casts and passes a
+layer makes, what waits for what. benchmarks/throughput_model.md compares with measured steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from planning import communication, flops
+from planning.formulas import evaluate, fields, head_dim
+from planning.hardware import Gpu
+from planning.kernels import MEASURED, Kernels, curves, kernels
+from planning.layers import FORMULA, OTHER, Layer, Shape, add, head, layer
+from planning.parameters import RankParameters, padded_vocab_size, per_rank
+from planning.pattern import stages
+from planning.rules.base import Facts
+from planning.schema import ModelConfig, PrecisionConfig, RunConfig
+
+Basis = Literal[
+    "measured on H200",
+    "measured on H200, links estimated",
+    "calibrated on published rows",
+    "extrapolated",
+]
+CALIBRATED = ("h100", "b200", "gb200")  # cards with published rates (benchmarks/published.json)
+MEASURED_LAYERS = frozenset("*-")
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
+BUCKET = 40_000_000  # parameters whose gradients Megatron reduces together, at least
+# Share of the time of overlapped communication by which it slows the computation beside it: both
+# want multiprocessors and memory. An estimate.
+OVERLAP_COST = 0.1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One training step. `parts` are seconds of the slowest pipeline rank and add up to step_s.
+
+    FLOP by planning/flops.py; mfu is the share of mfu_peak_tflops, the dense peak of the format of
+    the run's matrix products (mfu_format).
+    """
+
+    step_s: float
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    mfu: float
+    mfu_peak_tflops: float
+    mfu_format: str
+    parts: dict[str, float]
+    basis: Basis
+
+
+def peak_tflops(gpu: Gpu, precision: PrecisionConfig) -> float | None:
+    """The dense peak that MFU is a share of: that of the matrix products' format on the card."""
+    return {"none": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}[precision.format]
+
+
+def product_format(precision: PrecisionConfig) -> str:
+    """The curve (planning/curves.json) of the linear layers' products."""
+    if precision.format == "none":
+        return "bf16"
+    return {"delayed": "fp8", "current": "fp8", "blockwise": "fp8_blockwise"}.get(
+        precision.recipe, precision.recipe
+    )
+
+
+def estimate(config: RunConfig, facts: Facts) -> Estimate | None:
+    """None: not estimated (a CPU, FP32, a card or a model without figures).
+
+    `config.layout` is complete and legal. Raises ChoiceError: an impossible pattern or formula.
+    """
+    model, precision, gpu = config.model, config.precision, facts.gpu
+    peak, operations = (
+        peak_tflops(gpu, precision),
+        flops.step(model, config.training.global_batch_size),
+    )
+    links = communication.links(config.hardware)
+    if peak is None or operations is None or links is None or precision.dtype == "fp32":
+        return None
+    if precision.emulate:
+        return None
+    parts = _Step(config, facts, kernels(gpu.name), links).parts()
+    step_s = sum(parts.values())
+    tokens = config.training.global_batch_size * model.seq_length
+    tflops = operations / step_s / facts.world_size / 1e12
+    return Estimate(
+        step_s=step_s,
+        tokens_per_s_per_gpu=tokens / step_s / facts.world_size,
+        model_tflops_per_gpu=tflops,
+        mfu=tflops / peak,
+        mfu_peak_tflops=peak,
+        mfu_format={"none": "BF16", "fp8": "FP8", "fp4": "FP4"}[precision.format],
+        parts={name: s for name, s in parts.items() if s > 0},
+        basis=_basis(facts, gpu),
+    )
+
+
+def _formula(model: ModelConfig, name: str) -> float:
+    """A formula's value, or 0 without formulas. Raises ChoiceError: it is no arithmetic."""
+    if model.formulas is None:
+        return 0.0
+    setting = f"model.formulas.{name}"
+    return float(evaluate(getattr(model.formulas, name), fields(model), setting))
+
+
+def _basis(facts: Facts, gpu: Gpu) -> Basis:
+    unknown = facts.config.model.formulas is not None
+    if unknown or not set("".join(facts.blocks)) <= MEASURED_LAYERS:
+        return "extrapolated"
+    if gpu.name == MEASURED:
+        alone = facts.world_size == 1
+        return "measured on H200" if alone else "measured on H200, links estimated"
+    return "calibrated on published rows" if gpu.name in CALIBRATED else "extrapolated"
+
+
+HEAD_AND_LOSS, RECOMPUTE = "output layer and loss", "recompute"
+STATES, GAPS = "gradients and optimizer", "launch gaps"
+DATA, PIPELINE, BUBBLE = "data parallel", "pipeline parallel", "pipeline bubble"
+
+
+class _Step:
+    def __init__(self, config: RunConfig, f: Facts, k: Kernels, links: communication.Links) -> None:
+        self.config, self.f, self.k = config, f, k
+        model, layout, training = config.model, f.layout, config.training
+        self.micro_batches = max(
+            1, training.global_batch_size // (training.micro_batch_size * f.data_parallel)
+        )
+        dp_cp = f.data_parallel * f.cp
+        self.states_group = links.group(dp_cp, f.tp)
+        self.expert_states_group = links.group(
+            max(1, f.world_size // (f.tp * f.pp * f.ep)), f.tp * f.ep
+        )
+        self.stage_group = links.group(f.pp, f.tp * dp_cp)
+        self.shape = Shape(
+            tokens=training.micro_batch_size * model.seq_length // f.cp,
+            batch=training.micro_batch_size,
+            length=model.seq_length,
+            hidden=model.hidden_size,
+            ffn=model.ffn_hidden_size,
+            heads=model.num_attention_heads / f.tp,
+            groups=max(1.0, model.num_query_groups / f.tp),
+            dim=head_dim(model),
+            qk_norm=model.qk_norm,
+            experts=model.num_experts or 0,
+            experts_per_token=model.experts_per_token or 0,
+            expert_ffn=model.expert_ffn_hidden_size or 0,
+            tensor=links.group(f.tp, 1),
+            sequence_parallel=bool(layout.sequence_parallel),
+            context=links.group(f.cp, f.tp),
+            expert=links.group(f.ep, f.tp),
+            formula_flops=_formula(model, "flops"),
+            formula_bytes=_formula(model, "activation_bytes"),
+        )
+        self.vocabulary = padded_vocab_size(model)
+        every = tuple(f.blocks)
+        if model.formulas is not None:
+            self.layer_names: tuple[tuple[str, ...], ...] = ((FORMULA,),) * len(every)
+        else:
+            self.layer_names = tuple(tuple(block) for block in every)
+        self.stages = [[every[i] for i in rank] for rank in _stages(len(every), f.pp, f.vpp)]
+        low = config.precision.format != "none"
+        self.ranks = _layers_of(self.layer_names, f.pp, f.vpp, f.bf16_blocks, low)
+        self.windows: list[tuple[float, float]] = []  # forward and backward of a micro batch
+
+    def parts(self) -> dict[str, float]:
+        found = [self._rank(rank) for rank in range(self.f.pp)]
+        totals = [sum(parts.values()) for parts in found]
+        slowest = max(range(self.f.pp), key=totals.__getitem__)
+        parts = {name: s * self.micro_batches for name, s in found[slowest].items()}
+        if self.f.pp > 1:
+            parts[BUBBLE] = (self.f.pp - 1) / self.f.vpp * sum(totals) / self.f.pp
+            parts[PIPELINE] = self._pipeline()
+        return add(parts, self._states(slowest))
+
+    def _layers(self, rank: int) -> Iterable[tuple[Layer, str, int]]:
+        recipe, format = self.config.precision.recipe, product_format(self.config.precision)
+        for (symbol, low), count in self.ranks[rank].items():
+            chosen = (format, recipe) if low else ("bf16", "none")
+            yield layer(self.k, self.shape, symbol, *chosen), symbol, count
+
+    def _rank(self, rank: int) -> dict[str, float]:
+        """A micro batch forward and backward on a pipeline rank, all its virtual stages."""
+        forward: dict[str, float] = defaultdict(float)
+        backward: dict[str, float] = defaultdict(float)
+        again = 0.0
+        for each, symbol, number in self._layers(rank):
+            for name, s in each.forward.items():
+                forward[name] += s * number
+            for name, s in each.backward.items():
+                backward[name] += s * number
+            again += self._again(each, symbol, number, rank)
+        parts = add(forward, backward)
+        if again:
+            parts[RECOMPUTE] = again
+        output = 0.0
+        if rank == self.f.pp - 1:
+            last = head(self.k, self.shape, self.vocabulary)
+            output = sum(last.forward.values()) + sum(last.backward.values())
+        if rank == 0:
+            output += self.k.move("copy", 2.0 * self.shape.tokens * self.shape.hidden * 6)
+            # The gradient of the table is dense.
+            output += self.k.move("copy", 2.0 * self.vocabulary / self.f.tp * self.shape.hidden)
+        if output:
+            parts[HEAD_AND_LOSS] = output
+        held = self._held[rank]
+        gradient = BYTES[self.config.precision.gradients]
+        parts[STATES] = self.k.move("accumulate", held.total * (2 + 2 * gradient))
+        window = sum(forward.values()), sum(backward.values()) + again
+        self.windows.append(window)
+        parts[GAPS] = self._gaps(rank, sum(parts.values()))
+        if self._sharded_weights:
+            parts[DATA] = self._gather_and_scatter(held, window)
+        return parts
+
+    def _again(self, each: Layer, symbol: str, number: int, rank: int) -> float:
+        """Seconds in which a micro batch's backward pass computes the layer's forward again."""
+        layout = self.f.layout
+        if layout.recompute == "full":
+            here = sum(self.ranks[rank].values())
+            # The first blocks of each virtual stage; a block is two layers, as good as all.
+            share = 1.0
+            if layout.recompute_layers is not None:
+                share = min(1.0, 2 * layout.recompute_layers * self.f.vpp / here)
+            return sum(each.forward.values()) * number * share
+        if layout.recompute == "selective":
+            modules = set(layout.recompute_modules)
+            if (symbol == "*" and "core_attn" in modules) or (symbol == "E" and "moe" in modules):
+                return each.core_forward * number
+            if symbol == "-" and "mlp" in modules:
+                return each.core_forward * number
+            if symbol == "E" and "moe_act" in modules:
+                return each.forward[OTHER] * 0.3 * number
+        return 0.0
+
+    @cached_property
+    def _sharded_weights(self) -> bool:
+        layout = self.f.layout
+        strategy = layout.fsdp_strategy
+        return layout.sharding == "fsdp2" or (layout.sharding == "fsdp" and strategy != "optim")
+
+    @cached_property
+    def _held(self) -> list[RankParameters]:
+        """The parameters of each pipeline rank."""
+        found = [
+            per_rank(
+                self.config.model,
+                stage,
+                tensor_parallel=self.f.tp,
+                expert_parallel=self.f.ep,
+                embedding=rank == 0,
+                output=rank == self.f.pp - 1,
+            )
+            for rank, stage in enumerate(self.stages)
+        ]
+        return [held for held in found if held is not None]  # all: the stack is known
+
+    def _gaps(self, rank: int, busy: float) -> float:
+        """Time in which the GPU waits for the process that launches its kernels."""
+        if self.f.layout.cuda_graph == "full":
+            return 0.0
+        host: Mapping[str, Any] = curves()["host"]
+        low = host["low"].get(self.config.precision.recipe, 0.0)
+        launch = float(host["micro_batch"])
+        passes = 1.0 + (host["again"] if self.f.layout.recompute == "full" else 0.0)
+        for (symbol, is_low), number in self.ranks[rank].items():
+            each = host["layer"].get(symbol, host["layer"]["*"]) + (low if is_low else 0.0)
+            launch += each * number * passes
+        # The longer of both, and somewhat more where they are near: they alternate.
+        power = host["power"]
+        return float((busy**power + launch**power) ** (1 / power) - busy + host["wait"])
+
+    def _gather_and_scatter(self, held: RankParameters, window: tuple[float, float]) -> float:
+        """What a micro batch waits for where weights or gradients are sharded."""
+        layout, precision = self.f.layout, self.config.precision
+        weight = 2.0 if not precision.param_gather else BYTES[precision.format]
+        gradient = BYTES[precision.gradients]
+        whole = layout.sharding == "fsdp2" or layout.fsdp_strategy == "optim_grads_params"
+
+        def both(size: float) -> float:
+            return self.states_group.gather(held.dense * size) + self.expert_states_group.gather(
+                held.expert * size
+            )
+
+        gather = both(weight) if whole else 0.0
+        scatter = both(gradient)
+        forward, backward = window
+        return self._exposed(gather, forward, held) + self._exposed(
+            gather + scatter, backward, held
+        )
+
+    def _exposed(self, sent: float, window: float, held: RankParameters) -> float:
+        """Of `sent` seconds of communication beside `window` seconds of computation: what is left,
+        at least that of the first or last bucket, and what the computation loses."""
+        if sent == 0.0:
+            return 0.0
+        if not (self.f.layout.overlap or self.f.layout.sharding == "fsdp2"):
+            return sent
+        edge = sent * min(1.0, BUCKET / max(1, held.total))
+        hidden = min(sent - edge, window)
+        return sent - hidden + OVERLAP_COST * hidden
+
+    def _states(self, rank: int) -> dict[str, float]:
+        """Once a step: gradients reduced, the optimizer, weights gathered."""
+        k, layout, precision = self.k, self.f.layout, self.config.precision
+        held = self._held[rank]
+        sharded = layout.sharding in ("optimizer", "fsdp", "fsdp2")
+        dense_ranks = self.states_group.size if sharded else 1
+        expert_ranks = self.expert_states_group.size if sharded else 1
+        own = held.dense / dense_ranks + held.expert / expert_ranks
+        gradient, moment = BYTES[precision.gradients], BYTES[precision.optimizer_moments]
+        grads_held = own if self._sharded_weights else held.total
+        seconds = k.move("zero", grads_held * gradient)
+        if self.states_group.size > 1:
+            seconds += k.move("copy", grads_held * 2 * gradient)  # divided by the ranks
+        if gradient < 4:
+            seconds += k.move("copy", own * 6)  # to FP32, for the norm and the optimizer
+        seconds += k.move("norm", own * 4)
+        if self.config.training.optimizer.clip_grad:
+            seconds += k.move("clip", own * 8)
+        if self.config.training.optimizer.name == "adam":
+            moments = "adam" if precision.optimizer_moments == "fp32" else "adam 16"
+            seconds += k.move(moments, own * (12 + 4 * moment))
+        else:
+            seconds += k.move("adam", own * 20)
+        if precision.dtype != "fp32":
+            seconds += k.move("copy", own * 6)  # weights from the optimizer's FP32
+        if precision.format != "none":
+            # Cast once a step, or once a rank where the low precision weights are gathered.
+            cast = own if precision.param_gather else held.total
+            seconds += k.cast(precision.recipe, cast)
+        host = curves()["host"]
+        parts = {STATES: seconds, GAPS: host["step"]}
+        if not self._sharded_weights and self.states_group.size * self.f.ep > 1:
+            forward, backward = self.windows[rank]
+            weight = 2.0 if not precision.param_gather else BYTES[precision.format]
+            parts[DATA] = self._reduce(held, gradient, weight, sharded, forward, backward)
+        return parts
+
+    def _reduce(
+        self,
+        held: RankParameters,
+        gradient: float,
+        weight: float,
+        sharded: bool,
+        forward: float,
+        backward: float,
+    ) -> float:
+        groups = ((self.states_group, held.dense), (self.expert_states_group, held.expert))
+        if not sharded:
+            sent = sum(group.reduce(number * gradient) for group, number in groups if number)
+            return self._exposed(sent, backward, held)
+        scatter = sum(group.gather(number * gradient) for group, number in groups if number)
+        gather = sum(group.gather(number * weight) for group, number in groups if number)
+        return self._exposed(scatter, backward, held) + self._exposed(gather, forward, held)
+
+    def _pipeline(self) -> float:
+        """Activations to the next rank and gradients back, of all micro batches. One stage a rank:
+        each waits for both; with virtual stages the next one computes meanwhile."""
+        size = 2.0 * self.shape.own_tokens * self.shape.hidden
+        each = 2 * self.stage_group.send(size)
+        waits = 1.0 if self.f.vpp == 1 else 0.2 * self.f.vpp
+        return each * self.micro_batches * waits
+
+
+@cache
+def _stages(count: int, pp: int, vpp: int) -> list[list[int]]:
+    """The numbers of the blocks of each pipeline rank, all its virtual stages' together."""
+    ranks: list[list[int]] = [[] for _ in range(pp)]
+    for index, segment in enumerate(stages(range(count), pp * vpp)):
+        ranks[index % pp] += segment
+    return ranks
+
+
+@cache
+def _layers_of(
+    every: tuple[tuple[str, ...], ...], pp: int, vpp: int, in_bf16: tuple[int, int], low: bool
+) -> list[Counter[tuple[str, bool]]]:
+    """The layers of each pipeline rank: (symbol, whether in low precision) -> how many."""
+    first, last = in_bf16[0], len(every) - in_bf16[1]
+    return [
+        Counter(
+            (symbol, low and first <= number < last) for number in rank for symbol in every[number]
+        )
+        for rank in _stages(len(every), pp, vpp)
+    ]
