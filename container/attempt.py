@@ -7,10 +7,13 @@ elastic/multiprocessing/api.py `close`), and a save may take longer.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,11 +26,13 @@ from training.orphans import descendants_end_here, terminate_children
 from training.torchrun import MAYBE_MEMORY
 
 _POLL = 0.1  # seconds
-# SageMaker sends SIGKILL 120 s after SIGTERM ("Stop a training job" in its guide); what is left
-# is for the reason and for others' logs.
+# SageMaker sends SIGKILL 120 s after SIGTERM (its guide on StopTrainingJob); what is left is for
+# the reason and the log.
 GRACE_S = 110.0
 # For own workers to say what they saw of another host's failure, before they are ended.
 ELSEWHERE_S = 15.0
+# Bytes that a disk takes if it is not called full: a checkpoint's files are larger.
+ROOM = 2**20
 # A log line of every step would be too many for small models.
 LINE_EVERY_S = 1.0
 
@@ -39,9 +44,13 @@ def say(text: str) -> None:
 class StopRequest:
     """A wish to stop, by SIGTERM or SIGINT or because the capacity ends, while it is entered."""
 
-    def __init__(self, at: float | None = None) -> None:
-        """at: when the capacity is to be left, in seconds since 1970; None: never."""
-        self._at, self._signal, self._since = at, 0, 0.0
+    def __init__(
+        self, grace_s: float = GRACE_S, leave_at: float | None = None, leave_grace_s: float = 0
+    ) -> None:
+        """grace_s: seconds to save in after a signal. leave_at: when the capacity is to be left,
+        in seconds since 1970, and leave_grace_s: how long that may take; None: never."""
+        self._grace, self._leave_at, self._leave_grace = grace_s, leave_at, leave_grace_s
+        self._signal, self._signal_at = 0, 0.0
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,32 +63,35 @@ class StopRequest:
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._signal:
-            self._signal, self._since = number, time.monotonic()
+            self._signal, self._signal_at = number, time.monotonic()
 
     @property
     def reason(self) -> str:
         """Why to stop; "" while there is none."""
         if self._signal:
             return f"{signal.Signals(self._signal).name} from outside"
-        if self._at is not None and time.time() >= self._at:
-            if not self._since:
-                self._since = time.monotonic()
+        if self._leave_at is not None and time.time() >= self._leave_at:
             return "the capacity that the job runs in ends soon"
         return ""
 
     def wanted(self) -> bool:
         return bool(self.reason)
 
-    def seconds(self) -> float:
-        """Since when it is wanted."""
-        return time.monotonic() - self._since if self._since else 0.0
+    def overdue(self) -> bool:
+        """Whether the time to save in is over."""
+        if self._signal:
+            return time.monotonic() - self._signal_at > self._grace
+        return self._leave_at is not None and time.time() > self._leave_at + self._leave_grace
 
 
 class Narrator:
-    """Prints a run's events for the job's log, and keeps what is known of its progress."""
+    """Prints a run's events for the job's log, and keeps what is known of its progress.
 
-    def __init__(self, path: Path) -> None:
-        self._reader = EventReader(path)
+    aloud: else nothing is printed, because another host prints the same file.
+    """
+
+    def __init__(self, path: Path, aloud: bool) -> None:
+        self._reader, self._aloud = EventReader(path), aloud
         self._printed, self._unprinted = 0.0, ""
         self.ready = False
         self.step = 0
@@ -95,7 +107,7 @@ class Narrator:
                 self.checkpoint = str(event["path"])
             if text := log_line(event) or format_event(event):
                 self.flush()
-                say(text)
+                self._say(text)
 
     def _step(self, event: Mapping[str, Any]) -> None:
         first, self.step = not self._printed, int(event["step"])
@@ -107,8 +119,12 @@ class Narrator:
     def flush(self) -> None:
         """Print the last step if its line was left out."""
         if self._unprinted:
-            say(self._unprinted)
+            self._say(self._unprinted)
             self._unprinted, self._printed = "", time.monotonic()
+
+    def _say(self, text: str) -> None:
+        if self._aloud:
+            say(text)
 
 
 def run(
@@ -120,17 +136,16 @@ def run(
     board: Board,
     number: int,
     stop: StopRequest,
-    grace_s: float,
+    aloud: bool,
 ) -> End:
     """Start `command`, a torchrun of the run in `run_dir`, and see it to its end.
 
-    number: of this start in the job. grace_s: seconds that workers have to save after a wish to
-    stop. No process of the start is left.
+    number: of this start in the job. aloud: print what the workers tell. No process of it is left.
     """
     logs = run_dir / "logs"
     log_path = logs / log_name
     log_start = log_path.stat().st_size if log_path.exists() else 0
-    told = Narrator(logs / "events.jsonl")
+    told = Narrator(logs / "events.jsonl", aloud)
     kills = host.out_of_memory_kills()
     with descendants_end_here(), open(log_path, "ab") as log:
         process = subprocess.Popen(
@@ -141,7 +156,7 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        ended = _watch(process, told, board, number, stop, grace_s)
+        ended = _watch(process, told, board, number, stop)
     told.new()
     told.flush()
     if ended is None:
@@ -158,7 +173,6 @@ def _watch(
     board: Board,
     number: int,
     stop: StopRequest,
-    grace_s: float,
 ) -> End | None:
     """Pass events, stop wishes and other hosts' failures on; None when torchrun ends by itself,
     else how it is to be ended."""
@@ -183,8 +197,8 @@ def _watch(
                 asked = True
                 say(f"finishing the step and saving: {stop.reason}")
                 terminate_children(process.pid)
-            elif stop.seconds() > grace_s:
-                message = f"the workers did not finish saving within {grace_s:.0f} s"
+            elif stop.overdue():
+                message = "the workers did not finish saving in time"
                 return End(me, "failed", message, 1, "crash", time=time.time())
         time.sleep(_POLL)
     return None
@@ -207,6 +221,8 @@ def _judge(
     message = str(failure)
     if kind == "out of memory":
         message = message.replace(MAYBE_MEMORY, "the kernel ran out of memory for this container")
+    elif kind == "crash" and _is_full(run_dir):
+        kind, message = "disk full", f"the disk of {run_dir} is full: {message}"
     return End(
         me,
         "failed",
@@ -217,3 +233,19 @@ def _judge(
         failure.code,
         float(failure.error.get("time", time.time())),
     )
+
+
+def _is_full(folder: Path) -> bool:
+    """Tried, as file systems and quotas do not all tell what is free."""
+    probe = folder / f".room-{os.getpid()}"
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(ROOM))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return False

@@ -35,8 +35,11 @@ from training.orphans import descendants_end_here
 
 PORT = "SLIPWAY_PORT"  # of the board; the next ones are torchrun's, one a start
 DEFAULT_PORT = 29400
+GRACE = "SLIPWAY_GRACE_S"  # to save in, after SIGTERM
 MEET = "SLIPWAY_MEET_S"  # how long hosts wait for one another at the start
 MEET_S = 900.0
+# Before its end AWS begins to take the instances of a training plan's capacity back.
+TAKEN_BACK_S = 1800.0
 PREFLIGHT_S = 120.0
 END_S = 120.0  # between the first and the last host's end of a start
 CLOCKS_S = 30.0  # by which the hosts' clocks may differ
@@ -106,7 +109,9 @@ def _run(root: Path) -> End:
     cluster = contract.read_cluster(root)
     start = contract.read_start(root)
     leave_at = None if ends_at is None else ends_at - start.stop_before_end_s
-    with StopRequest(leave_at) as stop:
+    grace_s = float(os.environ.get(GRACE, GRACE_S))
+    leave_grace_s = max(grace_s, start.stop_before_end_s - TAKEN_BACK_S - 60)
+    with StopRequest(grace_s, leave_at, leave_grace_s) as stop:
         job = _job(root, cluster, start)
         _say_what(job)
         if ends_at is not None and leave_at is not None and time.time() >= leave_at:
@@ -123,8 +128,7 @@ def _run(root: Path) -> End:
                     _preflight(job, board, stop)
                 if (done := _prepare(job, board, stop)) is not None:
                     return done
-                grace = max(GRACE_S, start.stop_before_end_s - 60) if leave_at else GRACE_S
-                return _train(job, board, stop, grace)
+                return _train(job, board, stop)
             except HostsMissing as missing:
                 if stop.wanted():
                     return End(cluster.current, "stopped", f"stopped: {stop.reason}", 143)
@@ -335,7 +339,7 @@ def _resume(job: Job, board: Board, stop: StopRequest, number: int) -> int:
 # --- training ---------------------------------------------------------------------------------
 
 
-def _train(job: Job, board: Board, stop: StopRequest, grace_s: float) -> End:
+def _train(job: Job, board: Board, stop: StopRequest) -> End:
     """Start the workers, and again while that helps."""
     start = job.start
     possible = start.shared_run_dir or not job.several
@@ -357,7 +361,8 @@ def _train(job: Job, board: Board, stop: StopRequest, grace_s: float) -> End:
         )
         ended = attempt.run(
             command, job.environment, start.run_dir,
-            log_name=log_name, board=board, number=number, stop=stop, grace_s=grace_s,
+            log_name=log_name, board=board, number=number, stop=stop,
+            aloud=job.keeps_folder,
         )  # fmt: skip
         board.put(f"end {number}", ended.to_entry())
         ends = [End.of_entry(e) for e in board.gather(f"end {number}", END_S).values()]

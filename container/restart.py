@@ -15,7 +15,7 @@ from typing import Any, Literal
 from planning.findings import ChoiceError, MachineError
 from training.torchrun import MAYBE_MEMORY, Failure
 
-Kind = Literal["", "refused", "out of memory", "not finite", "crash", "elsewhere"]
+Kind = Literal["", "refused", "out of memory", "not finite", "disk full", "crash", "elsewhere"]
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|CUDA_ERROR_OUT_OF_MEMORY", re.IGNORECASE)
 _NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|not finite|Unexpected result", re.IGNORECASE)
 # What would come again, and how that is said; launch/aws/ends.py reads it back.
@@ -23,6 +23,7 @@ NEVER: Mapping[Kind, str] = {
     "refused": "it would be refused again",
     "out of memory": "it would run out of memory again",
     "not finite": "it would come again from the same checkpoint",
+    "disk full": "the disk would be full again",
 }
 _LATER = 1e18  # for causes whose time is not known: after those that have one
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def main(run_dir: Path) -> int:
         if isinstance(error, SystemExit) and error.code in (0, None):
             return 0
         traceback.print_exc()
-        (logs / f"error-rank-{rank}.json").write_text(json.dumps(describe(error, rank)))
+        with suppress(OSError):  # a full disk
+            (logs / f"error-rank-{rank}.json").write_text(json.dumps(describe(error, rank)))
         sys.stdout.flush()
         sys.stderr.flush()
         # No clean-up: other ranks may hang in a collective, and torchrun ends them.

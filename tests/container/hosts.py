@@ -58,6 +58,7 @@ class Host:
     name: str
     root: Path
     environ: dict[str, str]
+    prefix: list[str] = field(default_factory=list)  # words before the command
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +77,7 @@ class Host:
     def start(self) -> None:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "container" / "first_process.py")],
+                [*self.prefix, sys.executable, str(ROOT / "container" / "first_process.py")],
                 env=self.environ,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
@@ -102,9 +103,7 @@ class Job:
     hosts: list[Host] = field(default_factory=list)
 
     def run_dir(self, host: int = 0) -> Path:
-        start = json.loads(
-            (self.hosts[host].root / "input/data/plan/start.json").read_text()
-        )
+        start = json.loads((self.hosts[host].root / "input/data/plan/start.json").read_text())
         return Path(start["run_dir"])
 
     def start(self, *which: int) -> None:
