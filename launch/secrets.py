@@ -31,7 +31,8 @@ _NAMES = re.compile(
 )
 # What a name like TOKENIZER_KEY_FILE may well hold: where something is, not what it is.
 _HARMLESS = re.compile(r"(?i)arn:aws[\w-]*:.*|[/~.].*|\w+://\S*|[\d.]+|true|false|none|null|auto")
-_AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
+# 40 characters of base64, unless they begin as a path does.
+_AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])(?!/)[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 ENTROPY = 2.8  # bits a character: words of a language have less, keys have more
 SHORTEST = 8  # characters of a value worth the suspicion
 
