@@ -25,7 +25,7 @@ if __name__ == "__main__":
     # A script's own folder comes first in sys.path; our packages are in the repository's root.
     sys.path[0] = str(ROOT)
 
-from launch.aws import ends, leftovers, results, submit, watch
+from launch.aws import confirm, ends, leftovers, results, submit, watch
 from launch.aws import job as jobs
 from launch.aws.checks import s3_parts
 from launch.aws.clients import Clients
@@ -255,24 +255,10 @@ def _cleanup(given: argparse.Namespace) -> int:
             print(f"take away some: --delete {' '.join(kinds)}")
         return 0
     leftovers.check(found, given.delete)
-    confirm(record.first_name, given.confirm, f"delete {', '.join(given.delete)} of the run")
+    confirm.typed(record.first_name, f"delete {', '.join(given.delete)} of the run", given.confirm)
     for line in leftovers.delete(found, given.delete):
         print(line)
     return 0
-
-
-def confirm(name: str, given: str | None, doing: str) -> None:
-    """ChoiceError unless a person has typed `name`, here or with --confirm."""
-    if given is None:
-        try:
-            given = input(f"to {doing}, type {name}: ").strip()
-        except EOFError:
-            given = ""
-    if given != name:
-        raise ChoiceError(
-            Finding("not-confirmed", "error", "--confirm",
-                    f"nothing is done: {given!r} is not {name}", f"to {doing}, type {name}")
-        )  # fmt: skip
 
 
 if __name__ == "__main__":
