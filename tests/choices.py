@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launch import compose, machine
 from planning.schema import RunConfig
@@ -23,14 +22,15 @@ CPU = machine.Machine(gpu_names=(), gpu_memory_gib=None, host_gib=64.0, cores=2)
 
 
 @cache
-def _file(name: str) -> str:
-    return (compose.CONF / f"{name}.yaml").read_text()
+def _file(name: str) -> DictConfig:
+    """A file of conf/; most of the time of a choice was reading it again."""
+    return OmegaConf.load(compose.CONF / f"{name}.yaml")
 
 
 @cache
 def defaults() -> dict[str, str]:
     """The choice of each group that conf/config.yaml starts from."""
-    listed = yaml.safe_load(_file("config"))["defaults"]
+    listed = OmegaConf.to_container(_file("config"))["defaults"]
     return {
         group: choice
         for entry in listed
@@ -49,8 +49,8 @@ def values(*overrides: str) -> dict[str, Any]:
             chosen[name] = value
         else:
             settings.append(override)
-    own = {k: v for k, v in yaml.safe_load(_file("config")).items() if k in RunConfig.model_fields}
-    groups = {group: OmegaConf.create(_file(f"{group}/{name}")) for group, name in chosen.items()}
+    own = {k: v for k, v in _file("config").items() if k in RunConfig.model_fields}
+    groups = {group: _file(f"{group}/{name}") for group, name in chosen.items()}
     merged = OmegaConf.merge(own, groups, OmegaConf.from_dotlist(settings))
     found = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(found, dict)
@@ -64,7 +64,7 @@ def config(*overrides: str) -> RunConfig:
 
 
 @cache
-def _part(group: str, name: str) -> Any:
+def part(group: str, name: str) -> Any:
     """The typed group of one choice; training's is that of a model."""
     if group == "training":
         return compose.from_values(values(f"model={name}")).training
@@ -74,12 +74,27 @@ def _part(group: str, name: str) -> Any:
     return getattr(chosen, group)
 
 
-def product() -> Iterator[tuple[str, RunConfig]]:
-    """(command line, choice) of every model x precision x layout x hardware."""
-    other = config()
-    groups = ("model", "precision", "layout", "hardware")
-    for names in itertools.product(*map(compose.choices, groups)):
-        parts = {g: _part(g, name) for g, name in zip(groups, names, strict=True)}
-        line = " ".join(f"{g}={name}" for g, name in zip(groups, names, strict=True))
-        parts["training"] = _part("training", names[0])
-        yield line, other.model_copy(update=parts)
+@cache
+def _usual() -> RunConfig:
+    return config()
+
+
+def combine(groups: dict[str, str]) -> RunConfig:
+    """The choice of `group=name ...`, all groups being ready; `groups` has the model."""
+    parts = {group: part(group, name) for group, name in groups.items()}
+    parts["training"] = part("training", groups["model"])
+    return _usual().model_copy(update=parts)
+
+
+GROUPS = ("model", "precision", "layout", "hardware")
+
+
+def product() -> Iterator[dict[str, str]]:
+    """Every model x precision x layout x hardware, as `combine` takes it."""
+    for names in itertools.product(*map(compose.choices, GROUPS)):
+        yield dict(zip(GROUPS, names, strict=True))
+
+
+def line(groups: dict[str, str]) -> str:
+    """The words of a command line."""
+    return " ".join(f"{group}={name}" for group, name in groups.items())

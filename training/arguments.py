@@ -51,9 +51,26 @@ def forced(
     for option in dict.fromkeys(word for word in given if word.startswith("--")):
         name = parser._option_string_actions[option].dest
         before, after = asked.get(name), validated.get(name)
-        # Megatron maps names of types and single-element lists to what they stand for.
-        if type(before) is type(after) and before != after:
+        if plain(before) != plain(after):
             findings.append(
                 Finding("forced", "error", "", f"Megatron turns {option} {before} into {after}")
             )
     return findings
+
+
+# What Megatron maps names of types to (arguments.py, validate_args).
+_TYPES = {
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.uint8": "fp8",
+    "None": "auto",
+}
+
+
+def plain(value: Any) -> Any:
+    """A value of Megatron's arguments as it stands on the command line: types by their names, a
+    list of one element as this element. Both are what Megatron makes of them without a change."""
+    if isinstance(value, list) and len(value) == 1:
+        return value[0]
+    return _TYPES.get(str(value), value)

@@ -110,12 +110,15 @@ def moe_sequence_parallel(f: Facts) -> Iterator[Verdict]:
 @rule("sequence-split", "arguments.py: seq_length % (2*CP); SP: each rank's part % TP")
 def sequence_split(f: Facts) -> Iterator[Verdict]:
     length = f.config.model.seq_length
-    unit = f.cp * lcm(2 if f.cp > 1 else 1, f.tp if f.layout.sequence_parallel else 1)
+    chunks, ranks = 2 if f.cp > 1 else 1, f.tp if f.layout.sequence_parallel else 1
+    unit = f.cp * lcm(chunks, ranks)
     if length % unit:
+        # Context parallel asks first: it balances two chunks a rank.
+        asks = f"context parallel {f.cp}" if length % (f.cp * chunks) else None
+        asks = asks or f"sequence parallel over {f.tp} x {f.cp} ranks"
         yield (
             "model.seq_length",
-            f"{length} is not a multiple of {unit}, which context parallel {f.cp} and sequence "
-            f"parallel over {f.tp} ranks ask for",
+            f"{length} is not a multiple of {unit}, which {asks} asks for",
             f"take {-(-length // unit) * unit}",
         )
 

@@ -61,6 +61,8 @@ def precision_dtype(f: Facts) -> Iterator[Verdict]:
 @rule("precision-gpu", "transformer_engine quantization.py: hardware gates", of_machine=True)
 def precision_gpu(f: Facts) -> Iterator[Verdict]:
     recipe = f.config.precision.recipe
+    if recipe not in FORMATS[f.config.precision.format]:
+        return  # precision-format says so
     if not f.gpu.supports(recipe) and not f.config.precision.emulate:
         able = [name for name, gpu in GPUS.items() if gpu.supports(recipe)]
         where = f"this machine's {f.gpu.title}" if f.config.hardware.name == "this" else f.gpu.title
@@ -157,7 +159,8 @@ def param_gather(f: Facts) -> Iterator[Verdict]:
     elif f.layout.sharding not in ("optimizer", "fsdp"):
         yield (
             "precision.param_gather",
-            f"it works with layout.sharding=optimizer or fsdp, not {f.layout.sharding}",
+            f"{precision.recipe} weights need layout.sharding=optimizer or fsdp, not "
+            f"{f.layout.sharding}",
             "set precision.param_gather=false, or layout=ddp or fsdp",
         )
     elif precision.recipe == "mxfp8" and f.layout.sharding == "optimizer" and not f.layout.overlap:

@@ -1,11 +1,12 @@
-"""Asks the installed Megatron what it makes of plans: `python -m tests.planning.ask_megatron FILE`.
+"""Asks the installed Megatron what it makes of plans: `python -m tests.planning.ask_megatron`.
 
-FILE holds one JSON object a line: `arguments`, `environment`, `world_size`, `capability` (of the
-GPU; null: a CPU). Printed for each, as JSON: what Megatron says of it, or null. The last line has
-the arguments that the plans do not give and Megatron changed by itself.
+A question is a line of JSON: `arguments`, `environment`, `world_size`, `capability` (of the GPU;
+null: a CPU). The answer is one too: `refused` says at which step and why, or is null; `silent` has
+the arguments that the plan does not give and Megatron changed by itself.
 
 Nothing is computed and no GPU is needed: what Megatron asks of the machine is answered for the
-plan's. Without Transformer Engine its version is answered too, and its fused Adam is left out.
+plan's, and process groups are torch's fake ones. Without Transformer Engine its version is answered
+too, and its fused Adam and its recipes are left out.
 """
 
 from __future__ import annotations
@@ -14,26 +15,34 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import os
 import sys
 import warnings
 from argparse import Namespace
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from megatron.core import utils
+import torch.distributed
+from megatron.core import parallel_state, utils
+from megatron.core.fp4_utils import get_fp4_recipe
+from megatron.core.fp8_utils import get_fp8_recipe
 from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
 from megatron.core.transformer import TransformerConfig
-from megatron.training import argument_utils, arguments
+from megatron.training import argument_utils, arguments, training
 from packaging.version import Version
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from training.arguments import forced
+from training.arguments import forced, plain
 
 HAVE_TE = find_spec("transformer_engine") is not None
 TE_VERSION = Version("2.20.2")
+LARGEST_WORLD = 1024  # ranks whose groups are made; more take seconds
 # Argument -> TransformerConfig's field, where the names differ (argument_utils.py).
 RENAMED = {
     "num_experts": "num_moe_experts",
@@ -41,58 +50,163 @@ RENAMED = {
     "fp8_param_gather": "fp8_param",
     "fp4_param_gather": "fp4_param",
 }
+# What a plan leaves open and Megatron fills in -> the argument that it takes the value of.
+FILLED = {
+    "num_layers": "encoder_num_layers",
+    "encoder_num_layers": "num_layers",
+    "encoder_seq_length": "seq_length",
+    "start_weight_decay": "weight_decay",
+    "end_weight_decay": "weight_decay",
+    "eval_global_batch_size": "global_batch_size",
+    "eval_micro_batch_size": "micro_batch_size",
+    "tensor_parallel_num_weight_shards": "tensor_model_parallel_size",
+    "expert_tensor_parallel_num_weight_shards": "expert_tensor_parallel_size",
+}
+# ... or its only value in training.
+LEFT = {"dataloader_type": "single", "inference_cuda_graph_scope": "InferenceCudaGraphScope.none"}
+CAPABILITY = [10, 0]
 
 
-def main(path: Path) -> None:
+def main() -> None:
     said = sys.stdout
     _prepare()
-    silent: dict[str, set[str]] = {}
-    for line in path.read_text().splitlines():
+    for line in sys.stdin:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            answer = ask(json.loads(line), silent)
-        print(json.dumps(answer), file=said)
-    print(json.dumps({name: sorted(changes) for name, changes in silent.items()}), file=said)
+            answer = ask(json.loads(line))
+        print(json.dumps(answer), file=said, flush=True)
 
 
 def _prepare() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
     # Megatron's parser of 800 arguments takes 0.2 s to build and is the same each time.
     parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     arguments.add_megatron_arguments = lambda _: parser
     arguments._print_args = lambda *_: None
-    if not HAVE_TE:
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda *_: tuple(CAPABILITY)
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(
+        major=CAPABILITY[0], minor=CAPABILITY[1]
+    )
+    if HAVE_TE:
+        from transformer_engine.pytorch import quantization
+
+        quantization.get_device_compute_capability = lambda: tuple(CAPABILITY)
+        quantization.torch.version.cuda = "13.0"  # what the GPU machine's torch is built with
+    else:
         utils.get_te_version = lambda: TE_VERSION
         rope_utils.fused_apply_rotary_pos_emb = lambda *_: None
 
 
-def ask(plan: dict[str, Any], silent: dict[str, set[str]]) -> str | None:
-    """Why Megatron rejects the plan, or what it changes of it; None: it takes it as it is."""
+def ask(plan: dict[str, Any]) -> dict[str, Any]:
+    """Why Megatron rejects the plan or what it changes of it, if it does, and what it adds."""
     given = plan["arguments"]
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": ""} | plan["environment"]
     os.environ |= environment | {"RANK": "0", "WORLD_SIZE": str(plan["world_size"])}
-    major, minor = plan["capability"] or (10, 0)  # of a CPU: as training/cpu_standin.py says
-    torch.cuda.get_device_capability = lambda *_: (major, minor)
-    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=major, minor=minor)
+    # Of a CPU: as training/cpu_standin.py says.
+    CAPABILITY[:] = plan["capability"] or (10, 0)
     sys.argv = ["worker", *given]
+    refused: str | None = None
     try:
         args = arguments.parse_args()
         before = {name: list(v) if isinstance(v, list) else v for name, v in vars(args).items()}
         arguments.validate_args(args)
         if changed := forced(given, before, vars(args)):
-            return "; ".join(finding.message for finding in changed)
+            return _answer("; ".join(finding.message for finding in changed))
         config = argument_utils.core_transformer_config_from_args(args)
-        if HAVE_TE or not args.use_precision_aware_optimizer:
-            argument_utils.pretrain_cfg_container_from_args(args)
+        names = _given_names(given)
+        refused = _differs(args, config, names)
+        for step in STEPS:
+            step(args, config)
     except SystemExit as error:
-        return f"the parser ends with {error}"
+        return _answer(f"the parser ends with {error}")
+    except Exception as error:
+        return _answer(f"{type(error).__name__}: {error}")
+    return _answer(refused, _silent(args, before, names))
+
+
+def _answer(refused: str | None, silent: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"refused": refused, "silent": silent or {}}
+
+
+# --- what comes after the arguments, step by step ---------------------------------------------
+
+
+def _configurations(args: Namespace, config: TransformerConfig) -> None:
+    if HAVE_TE or not args.use_precision_aware_optimizer:
+        argument_utils.pretrain_cfg_container_from_args(args)
+
+
+def _recipe(args: Namespace, config: TransformerConfig) -> None:
+    """Transformer Engine's recipe, and whether the card supports it."""
+    if not HAVE_TE or not (config.fp8 or config.fp4):
+        return
+    from transformer_engine.pytorch import quantization
+
+    quantization._FP8_SUPPORT = quantization._MXFP8_SUPPORT = None
+    quantization._NVFP4_SUPPORT = quantization._FP8_BLOCK_SCALING_SUPPORT = None
+    quantization.check_recipe_support(
+        get_fp4_recipe(config) if config.fp4 else get_fp8_recipe(config)
+    )
+    if config.fp4 and not (supported := quantization.check_nvfp4_support())[0]:
+        raise RuntimeError(supported[1])
+
+
+def _schedules(args: Namespace, config: TransformerConfig) -> None:
+    """Learning rate and micro batches."""
+    training.get_args = lambda: args
+    training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[]))
+    ConstantNumMicroBatchesCalculator(
+        args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False, rank=1
+    )
+
+
+def _groups(args: Namespace, config: TransformerConfig) -> None:
+    """The process groups of all ranks."""
+    if args.world_size <= LARGEST_WORLD:
+        problem = _group_problem(
+            args.world_size,
+            args.tensor_model_parallel_size,
+            args.pipeline_model_parallel_size,
+            args.virtual_pipeline_model_parallel_size,
+            args.context_parallel_size,
+            args.expert_model_parallel_size,
+        )
+        if problem:
+            raise RuntimeError(problem)
+
+
+@cache
+def _group_problem(world: int, tp: int, pp: int, vpp: int | None, cp: int, ep: int) -> str | None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        parallel_state.initialize_model_parallel(
+            tp,
+            pp,
+            vpp,
+            context_parallel_size=cp,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=tp,
+            create_gloo_process_groups=False,
+        )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    names = _given_names(given)
-    for name, value in before.items():
-        after = getattr(args, name, None)
-        if name not in names and type(value) is type(after) and value != after:
-            silent.setdefault(name, set()).add(f"{value} -> {after}")
-    return _differs(args, config, names)
+    finally:
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    return None
+
+
+STEPS: list[Callable[[Namespace, TransformerConfig], None]] = [
+    _configurations,
+    _recipe,
+    _schedules,
+    _groups,
+]
+
+
+# --- what was changed -------------------------------------------------------------------------
 
 
 def _given_names(given: list[str]) -> set[str]:
@@ -111,5 +225,18 @@ def _differs(args: Namespace, config: TransformerConfig, names: set[str]) -> str
     return None
 
 
+def _silent(args: Namespace, before: dict[str, Any], names: set[str]) -> dict[str, str]:
+    """Arguments that the plan leaves to Megatron and that are not their own default afterwards."""
+    changed = {}
+    for name, value in before.items():
+        if name in names or not hasattr(args, name):  # deleted: an option of old
+            continue
+        after = getattr(args, name)
+        filled = getattr(args, FILLED[name], None) if name in FILLED else LEFT.get(name)
+        if plain(value) != plain(after) and (value is not None or str(after) != str(filled)):
+            changed[name] = f"{value} -> {after}"
+    return changed
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
