@@ -129,20 +129,18 @@ def _backend(backend: str, allow_unfused: bool) -> list[str]:
     ]  # fmt: skip
 
 
-# Dynamic loss scaling: Megatron's own numbers, said here.
-_FP16 = [
-    "--fp16",
-    "--initial-loss-scale", "4294967296",
-    "--min-loss-scale", "1.0",
-    "--loss-scale-window", "1000",
-    "--hysteresis", "2",
-]  # fmt: skip
-
-
 def _precision(
     precision: PrecisionConfig, layout: LayoutConfig, bf16_symbols: tuple[int, int]
 ) -> list[str]:
-    args = {"fp32": [], "bf16": ["--bf16"], "fp16": _FP16}[precision.dtype].copy()
+    args = [] if precision.dtype == "fp32" else [f"--{precision.dtype}"]
+    if precision.dtype == "fp16":
+        # Dynamic loss scaling; all but the start as in Megatron.
+        args += [
+            "--initial-loss-scale", repr(precision.initial_loss_scale),
+            "--min-loss-scale", "1.0",
+            "--loss-scale-window", "1000",
+            "--hysteresis", "2",
+        ]  # fmt: skip
     if precision.dtype != "fp32":
         args.append(
             "--accumulate-allreduce-grads-in-fp32"

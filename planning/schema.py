@@ -96,6 +96,7 @@ class PrecisionConfig(Choice):
     amax_history: NonNegativeInt  # delayed scaling only
     gradients: Literal["fp32", "bf16"]  # accumulation and reduction
     optimizer_moments: Literal["fp32", "bf16", "fp8"]
+    initial_loss_scale: PositiveFloat | None  # fp16 only: where dynamic loss scaling starts
     emulate: bool  # compute a format that the hardware lacks in a slower reference
 
 

@@ -132,6 +132,22 @@ def amax_history(f: Facts) -> Iterator[Verdict]:
         )
 
 
+@rule("loss-scale", "grad_scaler.py: 0 < min_scale <= initial_scale; min_scale is 1 here")
+def loss_scale(f: Facts) -> Iterator[Verdict]:
+    scale, dtype = f.config.precision.initial_loss_scale, f.config.precision.dtype
+    setting = "precision.initial_loss_scale"
+    if dtype != "fp16" and scale is not None:
+        yield (
+            setting,
+            f"{scale:g} means nothing with precision.dtype={dtype}",
+            f"set {setting}=null",
+        )
+    elif dtype == "fp16" and scale is None:
+        yield setting, "FP16 gradients vanish without one", "take 65536"
+    elif dtype == "fp16" and (scale or 0) < 1:
+        yield setting, f"{scale:g} is below the least loss scale, 1", "take 65536"
+
+
 @rule("fp16-nan", "arguments.py turns the check off under loss scaling", severity="warning")
 def fp16_nan(f: Facts) -> Iterator[Verdict]:
     if f.config.precision.dtype == "fp16" and f.config.training.check_nan:

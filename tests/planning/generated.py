@@ -76,6 +76,7 @@ ODD: dict[str, list[Any]] = {
     "precision.recipe": ["none", "delayed", "current", "blockwise", "mxfp8", "nvfp4"],
     "precision.elements": ["none", "hybrid", "e4m3", "e2m1"],
     "precision.amax_history": [0, 16, 1024],
+    "precision.initial_loss_scale": [None, 0.5, 4096.0],
     "precision.layers_in_bf16_at_start": [5, 40, "100%"],
     "precision.layers_in_bf16_at_end": [9, 40, "60%"],
     "model.num_layers": [1, 3, 5, 6, 12],
