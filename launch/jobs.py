@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     command("stop", "save and stop", _stop)
     again = command("resume", "a new job, from the newest checkpoint", _resume)
     again.add_argument("--watch", action="store_true", help="and follow it")
+    again.add_argument("--anyway", action="store_true", help="also if it would fail as before")
     clean = command("cleanup", "what the run has left in the account, and what it costs", _cleanup)
     clean.add_argument("--delete", nargs="+", metavar="WHAT", default=[],
                        help="take away these kinds of the list, after a confirmation")  # fmt: skip
@@ -235,7 +236,7 @@ def _stop(given: argparse.Namespace) -> int:
 
 def _resume(given: argparse.Namespace) -> int:
     record, clients = _open(given.run)
-    watch.resume(given.run, record, clients)
+    watch.resume(given.run, record, clients, given.anyway)
     print(f"{'job':<10} {record.newest.name}")
     print(f"{'from':<10} {results.newest_checkpoint(record, clients) or 'the first step'}")
     print(f"{'console':<10} {jobs.console(record.newest.name, record.region)}")

@@ -48,7 +48,8 @@ class End:
 
     def __str__(self) -> str:
         at = f", after step {self.step}" if self.step is not None else ""
-        return f"{self.kind}{at}: {self.reason}" if self.reason else f"{self.kind}{at}"
+        reason = "; ".join(filter(None, (line.strip() for line in self.reason.splitlines())))
+        return f"{self.kind}{at}: {reason}" if reason else f"{self.kind}{at}"
 
 
 def of(job: Described, step: int | None = None) -> End:
@@ -107,6 +108,11 @@ def exit_status_of(reason: str) -> int | None:
     """'AlgorithmError: ..., exit code: 137' -> 137"""
     found = re.search(r"exit code:? (\d+)\s*$", reason, re.IGNORECASE)
     return int(found[1]) if found else None
+
+
+def would_come_again(end: End) -> str:
+    """Why the same request cannot do better, or ""."""
+    return _NEVER[end.kind] if end.kind in NEVER else ""
 
 
 def again(end: End, earlier: Sequence[End], restarts: int, max_restarts: int) -> tuple[bool, str]:

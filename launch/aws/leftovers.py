@@ -139,7 +139,10 @@ def _end_pool(name: str, clients: Clients) -> str:
 def _objects(record: Record, clients: Clients) -> Iterator[Left]:
     request = record.request
     bucket, prefix = submit.plan_prefix(request)
-    places = {f"s3://{bucket}/{prefix}": "plan"}
+    places = {f"s3://{bucket}/{prefix.rstrip('/')}": "plan"}
+    parent, _, last = prefix.rstrip("/").rpartition("/")
+    if last in [entry.name for entry in record.jobs]:  # a folder for each job
+        places |= {f"s3://{bucket}/{parent}/{entry.name}": "plan" for entry in record.jobs}
     for uri in written(request):
         # The job's own folder below the output path; others of that path are not ours.
         is_output = uri == request["OutputDataConfig"]["S3OutputPath"]

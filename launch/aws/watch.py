@@ -16,7 +16,7 @@ from launch.aws.request import job_name
 from launch.display import Display
 from launch.local import STOPPED, Outcome
 from launch.run_folder import lock
-from planning.findings import MachineError
+from planning.findings import ChoiceError, Finding, MachineError
 from planning.plan import load
 from training.events import read_log_line, step_parts
 
@@ -192,9 +192,26 @@ def said_of(end: ends.End, lines: list[Line], run_dir: Path) -> list[str]:
     return said
 
 
-def resume(run_dir: Path, record: Record, clients: Clients) -> None:
-    """A new job of a run whose last one has ended, after the checks. Raises as submit does."""
+def resume(run_dir: Path, record: Record, clients: Clients, anyway: bool = False) -> None:
+    """A new job of a run whose last one has ended, after the checks. Raises as submit does.
+
+    anyway: also where the last one ended in a way that would come again.
+    """
     submit.earlier(run_dir, clients)
+    job = jobs.describe(record.newest.name, clients)
+    if job is not None:
+        record.newest.end = ends.to_record(end := ends.of(job))
+        if (why := ends.would_come_again(end)) and not anyway:
+            raise ChoiceError(
+                Finding(
+                    "would-come-again",
+                    "error",
+                    "run_dir",
+                    f"the last job ended: {end}. The same request again: {why}",
+                    f"change the choice (python launch/train.py ... run_dir={run_dir}), "
+                    "or --anyway",
+                )
+            )
     number = len(record.jobs) + 1
     request = {**record.request, "TrainingJobName": job_name(record.first_name, number)}
     preflight.check(request, clients)

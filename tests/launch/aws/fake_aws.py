@@ -268,7 +268,9 @@ def _patches(account: Account) -> Iterator[Any]:
 
     def get_download_url_for_layer(self: Any) -> Any:
         s3 = account.client("s3")
-        s3.create_bucket(Bucket="layers", CreateBucketConfiguration={"LocationConstraint": REGION})
+        if "layers" not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
+            where = {"LocationConstraint": REGION}
+            s3.create_bucket(Bucket="layers", CreateBucketConfiguration=where)
         s3.put_object(Bucket="layers", Key="config", ACL="public-read",
                       Body=json.dumps(account.image_configuration))  # fmt: skip
         return ActionResult(

@@ -224,6 +224,16 @@ class TestStopAndResume:
         first, second = account.requests.values()
         assert {**second, "TrainingJobName": NAME} == first
 
+    def test_resume_of_what_would_come_again(
+        self, account: Account, run_dir: Path, run: Any
+    ) -> None:
+        account.goes([failed("AlgorithmError: CUDA out of memory, exit code: 1")], [TRAINING])
+        submitted(run_dir)
+        said = run("resume", run_dir, status=2).text
+        assert "The same request again: it would run out of memory again" in said
+        assert len(account.requests) == 1
+        assert run("resume", run_dir, "--anyway")["job"] == f"{NAME}-2"
+
     def test_resume_of_one_that_is_at_work(self, account: Account, run_dir: Path, run: Any) -> None:
         submitted(run_dir)
         assert "stop it first" in run("resume", run_dir, status=2).text
@@ -330,6 +340,18 @@ class TestCleanup:
         command = ("cleanup", run_dir, "--confirm", NAME, "--delete")
         assert "still writes there" in run(*command, "checkpoints", status=2).text
         assert run(*command, "job").lines[-1] == f"stopping {NAME}"
+
+    def test_every_jobs_own_plan_is_found(self, account: Account, run_dir: Path, run: Any) -> None:
+        account.goes([STOPPED], [STOPPED])
+        channels = request()["InputDataConfig"]
+        channels[0]["DataSource"]["S3DataSource"]["S3Uri"] = f"s3://{BUCKET}/x/plan/{NAME}/"
+        record = submitted(run_dir, InputDataConfig=channels)
+        watch.resubmit(run_dir, record, "resumed", Clients())
+        for name in (NAME, f"{NAME}-2", f"{NAME}-3"):
+            account.client("s3").put_object(Bucket=BUCKET, Key=f"x/plan/{name}/plan.yaml", Body=b"")
+        rows = [line for line in run("cleanup", run_dir).lines if line.startswith("plan ")]
+        assert [row.split()[1] for row in rows] == [
+            f"s3://{BUCKET}/x/plan/{NAME}/,", f"s3://{BUCKET}/x/plan/{NAME}-2/,"]  # fmt: skip
 
     def test_nothing(self, account: Account, run_dir: Path, run: Any) -> None:
         account.goes([COMPLETED])
