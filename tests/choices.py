@@ -24,7 +24,10 @@ CPU = machine.Machine(gpu_names=(), gpu_memory_gib=None, host_gib=64.0, cores=2)
 @cache
 def _file(name: str) -> DictConfig:
     """A file of conf/; most of the time of a choice was reading it again."""
-    return OmegaConf.load(compose.CONF / f"{name}.yaml")
+    loaded = OmegaConf.load(compose.CONF / f"{name}.yaml")
+    if name != "config":
+        loaded.pop("defaults", None)  # a team's own values, which are not here
+    return loaded
 
 
 @cache

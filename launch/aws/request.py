@@ -164,7 +164,7 @@ def placeholders(launch: SageMakerLaunch, dry: bool) -> list[Finding]:
             "warning" if dry else "error",
             f"launch.{name}",
             f"nobody gave it: {said}",
-            f"set it to {what}; a team's own goes into conf/local/default.yaml{or_dry}",
+            f"set it to {what}; a team's own goes into conf/local/sagemaker.yaml{or_dry}",
         )
         for name, what in ways.items()
         if getattr(launch, name) is None

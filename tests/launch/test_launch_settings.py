@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from launch import compose
 from planning.findings import ChoiceError
-from planning.schema import RunConfig
+from planning.schema import RunConfig, SageMakerLaunch
 
 
 def test_each_kind_has_a_choice_of_its_name() -> None:
@@ -76,3 +78,24 @@ def test_a_file_with_an_unknown_kind_says_which_there_are() -> None:
     (finding,) = (f for f in refused.value.findings if f.setting.startswith("launch"))
     assert finding.setting == "launch.kind"
     assert finding.fix == "take one of local, plan, sagemaker, slurm, docker, kubernetes"
+
+
+def test_a_team_keeps_its_own_values_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(compose.CONF, tmp_path / "conf", ignore=shutil.ignore_patterns("local"))
+    monkeypatch.setattr(compose, "CONF", tmp_path / "conf")
+    (tmp_path / "conf" / "local").mkdir()
+    mine = tmp_path / "conf" / "local" / "sagemaker.yaml"
+    mine.write_text("bucket: team-runs\nprefix: ours\ntags: {team: research}\n")
+    launch = compose.choose(["launch=sagemaker", "launch.prefix=mine", "+launch.tags.a=b"]).launch
+    assert isinstance(launch, SageMakerLaunch)
+    assert (launch.bucket, launch.prefix) == ("team-runs", "mine")
+    assert launch.tags == {"team": "research", "a": "b"}
+    assert compose.choose(["launch=local"]).launch.kind == "local"
+    mine.write_text("buket: team-runs\n")
+    with pytest.raises(ChoiceError) as refused:
+        compose.choose(["launch=sagemaker"])
+    assert str(refused.value.findings[0]).startswith(
+        "launch.buket: there is no such setting; did you mean launch.bucket?"
+    )
