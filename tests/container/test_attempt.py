@@ -85,6 +85,22 @@ def test_before_the_workers_are_ready_a_signal_ends_all_at_once(tmp_path: Path) 
     assert psutil.Process().children() == []
 
 
+def test_the_workers_save_before_the_capacity_ends(tmp_path: Path) -> None:
+    worker = """
+        asked = []
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+        events.write("ready")
+        while not asked:
+            time.sleep(0.05)
+        (run_dir / "result.json").write_text(json.dumps({"status": "stopped"}))
+    """
+    leave_at = time.time() + 2
+    ended = run(tmp_path, worker, StopRequest(leave_at=leave_at, leave_grace_s=60))
+    assert leave_at < time.time() < leave_at + 10
+    assert (ended.status, ended.exit_status) == ("stopped", 143)
+    assert ended.message == "stopped and saved: the capacity that the job runs in ends soon"
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "exit_status"),
     [
