@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import urllib.request
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -15,17 +16,32 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def aws_server() -> Iterator[Account]:
-    """The account's server. All clients share what they read of botocore's models, which takes
-    longer than most tests."""
-    import botocore.session
+    """The account's server. Sessions of one region and environment are one, with their clients:
+    making them takes longer than most tests."""
+    import boto3.session
 
     from tests.launch.aws import fake_aws
 
-    loader = botocore.session.create_loader()
-    with (
-        mock.patch.object(botocore.session, "create_loader", return_value=loader),
-        fake_aws.running() as account,
-    ):
+    class Shared(boto3.session.Session):
+        def __init__(self, **choices: Any) -> None:
+            super().__init__(**choices)
+            self._made: dict[str, Any] = {}
+
+        def client(self, service_name: str, **choices: Any) -> Any:
+            if service_name not in self._made:
+                self._made[service_name] = super().client(service_name, **choices)
+            return self._made[service_name]
+
+    sessions: dict[Any, Shared] = {}
+
+    def shared(region_name: str | None = None) -> Shared:
+        found = [item for item in os.environ.items() if item[0].startswith("AWS_")]
+        key = (region_name, *sorted(found))
+        if key not in sessions:
+            sessions[key] = Shared(region_name=region_name)
+        return sessions[key]
+
+    with mock.patch.object(boto3.session, "Session", shared), fake_aws.running() as account:
         yield account
 
 
