@@ -21,6 +21,10 @@ from planning.hardware import GPUS, Gpu
 TILE = (128, 256)  # of the result that one multiprocessor computes at a time
 MULTIPROCESSORS = {"h100": 132, "h200": 132, "b200": 148, "b300": 148, "gb200": 148, "gb300": 148}
 MEASURED = "h200"
+# Whose entry of curves.json's cards counts: a card without published rates is taken as its like.
+CARDS = {"h100": "h200", "h200": "h200", "b200": "b200", "b300": "b200", "gb200": "gb200",
+         "gb300": "gb200"}  # fmt: skip
+BANDWIDTH_BOUND = 0.5  # share of the bandwidth from which a kernel gains by more of it
 _FILE = Path(__file__).with_name("curves.json")
 
 
@@ -56,11 +60,10 @@ class Kernels:
         assert gpu.memory_tb_s is not None
         self.gpu = gpu
         self.sms = MULTIPROCESSORS[gpu.name]
-        card = data["cards"].get(
-            gpu.name, data["cards"]["blackwell" if gpu.is_blackwell else MEASURED]
-        )
+        card = data["cards"][CARDS[gpu.name]]
+        steady = data["sustained"] * card["rate"]
         self.bandwidth = gpu.memory_tb_s * 1e12
-        self.traffic: Mapping[str, float] = data["traffic"]
+        self.rates = {name: self._rate(share) for name, share in data["traffic"].items()}
         self.peak = gpu.bf16_tflops * 1e12
         self.casts: Mapping[str, Mapping[str, float]] = data["casts"]
         bf16 = gpu.bf16_tflops
@@ -72,14 +75,15 @@ class Kernels:
             fitted = data["gemm"].get(format, data["gemm"]["fp8"])
             for kind, values in fitted.items():
                 curve = Curve(**values)
-                rate = peak * 1e12 * curve.share * card["gemm"].get(format, 1.0)
+                rate = peak * 1e12 * curve.share * steady * card["gemm"].get(format, 1.0)
                 self.gemms[format, kind] = rate, curve
         self.attention_rates = {
-            (int(dim), kind): gpu.bf16_tflops * 1e12 * share * card["attention"]
+            (int(dim), kind): gpu.bf16_tflops * 1e12 * share * steady
             for dim, shares in data["attention"]["share"].items()
             for kind, share in shares.items()
         }
         self.attention_length: Mapping[str, float] = data["attention"]["length"]
+        self.attention_start: Mapping[str, float] = data["attention"]["start_s"]
 
     def gemm(self, format: str, kind: str, rows: float, columns: float, depth: float) -> float:
         """A product of [rows, depth] and [depth, columns]; columns are the weight's, or for a
@@ -99,7 +103,8 @@ class Kernels:
             1.0, dim / 128
         )
         operations = {"forward": 4, "backward": 10}[kind] * pairs * heads * dim * batch
-        return operations / rate * (1 + self.attention_length[kind] / length)
+        busy = operations / rate * (1 + self.attention_length[kind] / length)
+        return busy + self.attention_start[kind]
 
     def cast(self, recipe: str, elements: float) -> float:
         """BF16 to the recipe's format, with the transpose or the second scaling that the backward
@@ -111,4 +116,13 @@ class Kernels:
 
     def move(self, what: str, size: float) -> float:
         """A kernel that is bound by its `size` bytes of reads and writes."""
-        return size / (self.bandwidth * self.traffic[what])
+        return size / self.rates[what]
+
+    def _rate(self, share: float) -> float:
+        """Bytes/s of a kernel that reached `share` of the measured card's bandwidth. One that did
+        not come near it is bound by its instructions, and gains by multiprocessors alone."""
+        if share >= BANDWIDTH_BOUND:
+            return share * self.bandwidth
+        measured = GPUS[MEASURED]
+        assert measured.memory_tb_s is not None
+        return share * measured.memory_tb_s * 1e12 * self.sms / MULTIPROCESSORS[MEASURED]

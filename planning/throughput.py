@@ -36,6 +36,7 @@ BUCKET = 40_000_000  # parameters whose gradients Megatron reduces together, at 
 # Share of the time of overlapped communication by which it slows the computation beside it: both
 # want multiprocessors and memory. An estimate.
 OVERLAP_COST = 0.1
+STEADY = 8  # micro batches after which each one is like the last
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ def peak_tflops(gpu: Gpu, precision: PrecisionConfig) -> float | None:
     return {"none": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}[precision.format]
 
 
-def product_format(precision: PrecisionConfig) -> str:
+def product_format(gpu: Gpu, precision: PrecisionConfig) -> str:
     """The curve (planning/curves.json) of the linear layers' products."""
     if precision.format == "none":
         return "bf16"
+    if precision.recipe == "blockwise" and gpu.is_blackwell:
+        return "mxfp8"  # which emulates it there
     return {"delayed": "fp8", "current": "fp8", "blockwise": "fp8_blockwise"}.get(
         precision.recipe, precision.recipe
     )
@@ -124,6 +127,15 @@ STATES, GAPS = "gradients and optimizer", "launch gaps"
 DATA, PIPELINE, BUBBLE = "data parallel", "pipeline parallel", "pipeline bubble"
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Seconds of computation of a micro batch on one rank, in the order in which it happens."""
+
+    forward: float
+    output: float  # the output layer, the loss and both their gradients
+    backward: float
+
+
 class _Step:
     def __init__(self, config: RunConfig, f: Facts, k: Kernels, links: communication.Links) -> None:
         self.config, self.f, self.k = config, f, k
@@ -166,7 +178,7 @@ class _Step:
         self.stages = [[every[i] for i in rank] for rank in _stages(len(every), f.pp, f.vpp)]
         low = config.precision.format != "none"
         self.ranks = _layers_of(self.layer_names, f.pp, f.vpp, f.bf16_blocks, low)
-        self.windows: list[tuple[float, float]] = []  # forward and backward of a micro batch
+        self.windows: list[_Window] = []  # of the pipeline ranks
 
     def parts(self) -> dict[str, float]:
         found = [self._rank(rank) for rank in range(self.f.pp)]
@@ -176,10 +188,14 @@ class _Step:
         if self.f.pp > 1:
             parts[BUBBLE] = (self.f.pp - 1) / self.f.vpp * sum(totals) / self.f.pp
             parts[PIPELINE] = self._pipeline()
+        parts[GAPS] = self._gaps(slowest)
         return add(parts, self._states(slowest))
 
     def _layers(self, rank: int) -> Iterable[tuple[Layer, str, int]]:
-        recipe, format = self.config.precision.recipe, product_format(self.config.precision)
+        recipe, format = (
+            self.config.precision.recipe,
+            product_format(self.f.gpu, self.config.precision),
+        )
         for (symbol, low), count in self.ranks[rank].items():
             chosen = (format, recipe) if low else ("bf16", "none")
             yield layer(self.k, self.shape, symbol, *chosen), symbol, count
@@ -211,9 +227,12 @@ class _Step:
         held = self._held[rank]
         gradient = BYTES[self.config.precision.gradients]
         parts[STATES] = self.k.move("accumulate", held.total * (2 + 2 * gradient))
-        window = sum(forward.values()), sum(backward.values()) + again
+        window = _Window(
+            forward=sum(forward.values()),
+            output=output,
+            backward=sum(backward.values()) + again + parts[STATES],
+        )
         self.windows.append(window)
-        parts[GAPS] = self._gaps(rank, sum(parts.values()))
         if self._sharded_weights:
             parts[DATA] = self._gather_and_scatter(held, window)
         return parts
@@ -260,22 +279,39 @@ class _Step:
         ]
         return [held for held in found if held is not None]  # all: the stack is known
 
-    def _gaps(self, rank: int, busy: float) -> float:
-        """Time in which the GPU waits for the process that launches its kernels."""
+    def _gaps(self, rank: int) -> float:
+        """Time of a step in which the GPU waits for the process that launches its kernels.
+
+        The process runs ahead through forward pass, loss and backward pass until the step's end.
+        """
         if self.f.layout.cuda_graph == "full":
             return 0.0
         host: Mapping[str, Any] = curves()["host"]
-        low = host["low"].get(self.config.precision.recipe, 0.0)
-        launch = float(host["micro_batch"])
-        passes = 1.0 + (host["again"] if self.f.layout.recompute == "full" else 0.0)
+        low = host["recipe"].get(self.config.precision.recipe, 1.0)
+        forward = backward = 0.0
         for (symbol, is_low), number in self.ranks[rank].items():
-            each = host["layer"].get(symbol, host["layer"]["*"]) + (low if is_low else 0.0)
-            launch += each * number * passes
-        # The longer of both, and somewhat more where they are near: they alternate.
-        power = host["power"]
-        return float((busy**power + launch**power) ** (1 / power) - busy + host["wait"])
+            each = number * host["scale"] * (low if is_low else 1.0)
+            forward += each * host["forward"].get(symbol, host["forward"]["*"])
+            backward += each * host["backward"].get(symbol, host["backward"]["*"])
+        if self.f.layout.recompute == "full":
+            backward += forward
+        window = self.windows[rank]
+        phases = (
+            (forward, window.forward),
+            (host["output"], window.output),
+            (backward, window.backward),
+        )
+        launched = done = 0.0
+        gaps = [0.0]
+        for number in range(1, min(self.micro_batches, STEADY) + 1):
+            for launch, busy in phases:
+                launched += launch
+                done = max(done + busy, launched)
+            gaps.append(done - number * sum(busy for _, busy in phases))
+        rest = self.micro_batches - len(gaps) + 1
+        return gaps[-1] + rest * (gaps[-1] - gaps[-2])
 
-    def _gather_and_scatter(self, held: RankParameters, window: tuple[float, float]) -> float:
+    def _gather_and_scatter(self, held: RankParameters, window: _Window) -> float:
         """What a micro batch waits for where weights or gradients are sharded."""
         layout, precision = self.f.layout, self.config.precision
         weight = 2.0 if not precision.param_gather else BYTES[precision.format]
@@ -289,9 +325,8 @@ class _Step:
 
         gather = both(weight) if whole else 0.0
         scatter = both(gradient)
-        forward, backward = window
-        return self._exposed(gather, forward, held) + self._exposed(
-            gather + scatter, backward, held
+        return self._exposed(gather, window.forward, held) + self._exposed(
+            gather + scatter, window.backward, held
         )
 
     def _exposed(self, sent: float, window: float, held: RankParameters) -> float:
@@ -337,9 +372,8 @@ class _Step:
         host = curves()["host"]
         parts = {STATES: seconds, GAPS: host["step"]}
         if not self._sharded_weights and self.states_group.size * self.f.ep > 1:
-            forward, backward = self.windows[rank]
             weight = 2.0 if not precision.param_gather else BYTES[precision.format]
-            parts[DATA] = self._reduce(held, gradient, weight, sharded, forward, backward)
+            parts[DATA] = self._reduce(held, gradient, weight, sharded, self.windows[rank])
         return parts
 
     def _reduce(
@@ -348,16 +382,17 @@ class _Step:
         gradient: float,
         weight: float,
         sharded: bool,
-        forward: float,
-        backward: float,
+        window: _Window,
     ) -> float:
         groups = ((self.states_group, held.dense), (self.expert_states_group, held.expert))
         if not sharded:
             sent = sum(group.reduce(number * gradient) for group, number in groups if number)
-            return self._exposed(sent, backward, held)
+            return self._exposed(sent, window.backward, held)
         scatter = sum(group.gather(number * gradient) for group, number in groups if number)
         gather = sum(group.gather(number * weight) for group, number in groups if number)
-        return self._exposed(scatter, backward, held) + self._exposed(gather, forward, held)
+        return self._exposed(scatter, window.backward, held) + self._exposed(
+            gather, window.forward, held
+        )
 
     def _pipeline(self) -> float:
         """Activations to the next rank and gradients back, of all micro batches. One stage a rank:
