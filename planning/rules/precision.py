@@ -73,6 +73,21 @@ def precision_gpu(f: Facts) -> Iterator[Verdict]:
         )
 
 
+@rule(
+    "blockwise-blackwell",
+    "transformer_engine grouped_linear.py: block scaling's own GEMMs are of Hopper",
+    severity="warning",
+)
+def blockwise_blackwell(f: Facts) -> Iterator[Verdict]:
+    if f.config.precision.recipe == "blockwise" and f.gpu.is_blackwell:
+        yield (
+            "precision",
+            f"{f.gpu.title} computes {f.config.precision.name} through MXFP8, which costs a step "
+            "more and is not finer",
+            "take precision=mxfp8",
+        )
+
+
 @rule("precision-emulate", "no reference path of these formats trains yet")
 def precision_emulate(f: Facts) -> Iterator[Verdict]:
     if f.config.precision.emulate:
@@ -160,7 +175,8 @@ def fp16_nan(f: Facts) -> Iterator[Verdict]:
 
 
 @rule(
-    "param-gather", "arguments.py: fp8_param_gather needs a sharded optimizer; FSDP2 turns it off"
+    "param-gather",
+    "arguments.py: fp8_param_gather needs a sharded optimizer; NaN: NVIDIA/Megatron-LM#2272",
 )
 def param_gather(f: Facts) -> Iterator[Verdict]:
     precision = f.config.precision

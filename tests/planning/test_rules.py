@@ -126,6 +126,8 @@ EXAMPLES = [
             "precision.gradients", "take fp32"),
     Example("precision-gpu", "model=llama3_8b layout=fsdp precision=mxfp8", "hardware=h200",
             "hardware=b200", "precision", "b200, b300, gb200, gb300 can"),
+    Example("blockwise-blackwell", "model=llama3_8b layout=fsdp precision=fp8_blockwise",
+            "hardware=b200", "hardware=h200", "precision", "precision=mxfp8"),
     Example("precision-emulate", "model=llama3_8b layout=fsdp precision=mxfp8 hardware=b200",
             "precision.emulate=true", "precision.emulate=false", "precision.emulate", "yet"),
     Example("bf16-blocks", LLAMA, "precision.layers_in_bf16_at_end=1", "",
