@@ -24,6 +24,7 @@ Choices, each a file conf/GROUP/CHOICE.yaml (* is taken where nothing is said)
 Examples
   python launch/train.py model=gpt_1b precision=fp8 training.train_steps=100
   python launch/train.py model=gpt_32b precision=nvfp4 hardware=p6_b200 launch=plan
+  python launch/train.py model=gpt_8b hardware=p6_b200 launch=sagemaker launch.dry_run=true
   python launch/train.py -m model=gpt_160m precision=bf16,fp8 run_dir=runs/compare
 
 Settings
@@ -32,6 +33,7 @@ Settings
   run_dir=PATH        where the run is kept, and continued (runs/MODEL/TIME)
   resume=none         do not continue the run in run_dir, but put it aside
   launch=plan         stop after the plan: plan.yaml, plan.json
+  launch=sagemaker    a training job; slurm, docker, kubernetes: a file that starts the run there
   'data.paths=[a,b]'  quote what the shell would take; null is no value
 
 Options
@@ -41,7 +43,7 @@ Options
   --info, --hydra-help, --shell-completion are Hydra's own (https://hydra.cc).
 
 Exit status
-  0    done, or a plan that is legal and fits
+  0    done, submitted, written, or a plan that is legal and fits
   1    failed while running
   2    the choice is wrong wherever it runs
   3    the choice is legal, but this machine cannot run it now

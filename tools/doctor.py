@@ -486,7 +486,7 @@ class Doctor:
             row(section, "training on the CPU", f"{trained}: small models, and trials")
             row(section, "training on GPUs", f"no: {why}")
         if (ROOT / "conf" / "launch" / "sagemaker.yaml").exists():
-            there = importlib.util.find_spec("sagemaker") is not None
+            there = importlib.util.find_spec("boto3") is not None
             need = "yes, with AWS credentials" if there else "no: pip install 'slipway[sagemaker]'"
             row(section, "launch=sagemaker", need)
 
