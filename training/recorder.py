@@ -22,6 +22,7 @@ from megatron.core import parallel_state as mpu
 from megatron.training import training as loop
 from megatron.training.global_vars import get_args
 
+from planning import flops, throughput
 from planning.hardware import GIB, GPUS
 from planning.plan import Plan
 from training import checkpoints, device
@@ -83,7 +84,6 @@ class Recorder:
         self.evaluations: dict[str, float] = {}
         self.checkpoint: str | None = None
         self.step_times: deque[float] = deque(maxlen=RECENT_STEPS)
-        self.step_flops: float | None = None
         self._training = True
         self._metrics = open(run_dir / "metrics.jsonl", "a") if self.writes else None
 
@@ -196,13 +196,12 @@ class Recorder:
 
         FLOPs by Megatron's convention: causal attention counts half, recompute not at all.
         """
+        config, gpus = self.plan.config, self.plan.derived.world_size
         peak = peak_tflops(self.plan)
-        if peak is None:
+        operations = flops.step(config.model, config.training.global_batch_size)
+        if peak is None or operations is None:
             return None
-        if self.step_flops is None:
-            args = get_args()
-            self.step_flops = loop.num_floating_point_operations(args, args.global_batch_size)
-        return self.step_flops / step_s / self.plan.derived.world_size / (peak * 1e12)
+        return operations / step_s / gpus / (peak * 1e12)
 
     def _after_evaluation(self, began: float, result: Any, *args: Any, **kwargs: Any) -> None:
         losses = result[0] or {}
@@ -279,11 +278,7 @@ class Recorder:
 
 
 def peak_tflops(plan: Plan) -> float | None:
-    """The dense peak that MFU is a share of: that of the GEMMs' format on the plan's GPU."""
-    gpu = GPUS[plan.config.hardware.gpu or "cpu"]
-    return {"none": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}[
-        plan.config.precision.format
-    ]
+    return throughput.peak_tflops(GPUS[plan.config.hardware.gpu or "cpu"], plan.config.precision)
 
 
 def _finite(value: Any) -> float | None:
