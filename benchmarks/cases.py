@@ -243,7 +243,7 @@ def batches(plan: Plan) -> Iterator[dict[str, Any]]:
     """Micro-batches of random tokens, as the data loader gives them."""
     import torch
 
-    size, length = plan.config.training.micro_batch_size, plan.config.model.seq_length
+    size, length = plan.config.training.micro_batch, plan.config.model.seq_length
     generator = torch.Generator().manual_seed(1)
     vocabulary = plan.config.model.vocab_size
     tokens = torch.randint(0, vocabulary, (size, length + 1), generator=generator)

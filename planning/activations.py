@@ -56,7 +56,7 @@ class Activations:
         self.f, self.model = facts, facts.config.model
         config = facts.config
         self.element = 4.0 if config.precision.dtype == "fp32" else 2.0
-        self.tokens = config.training.micro_batch_size * self.model.seq_length / facts.cp
+        self.tokens = config.training.micro_batch * self.model.seq_length / facts.cp
         # Norms and the residual stream are split over the sequence, where it is.
         self.own = self.tokens / facts.tp if facts.layout.sequence_parallel else self.tokens
         self._blocks: dict[tuple[str, bool], Kept] = {}

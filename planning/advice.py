@@ -62,7 +62,7 @@ def _low_precision(config: RunConfig, facts: Facts, speed: throughput.Estimate) 
 
 def _micro_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
     training = config.training
-    size, doubled = training.micro_batch_size, 2 * training.micro_batch_size
+    size, doubled = training.micro_batch, 2 * training.micro_batch
     if training.global_batch_size % (doubled * facts.data_parallel):
         return None
     larger = training.model_copy(update={"micro_batch_size": doubled})
@@ -81,7 +81,7 @@ def _micro_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) ->
 def _global_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
     parts, size = speed.parts, config.training.global_batch_size
     share = (parts.get(throughput.STATES, 0.0) + parts.get(throughput.DATA, 0.0)) / speed.step_s
-    micro_batches = size // (config.training.micro_batch_size * facts.data_parallel)
+    micro_batches = size // (config.training.micro_batch * facts.data_parallel)
     if share < STATES_SHARE or micro_batches >= 4:
         return None
     return _warning(

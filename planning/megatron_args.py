@@ -244,7 +244,7 @@ def _training(training: TrainingConfig) -> list[str]:
     optimizer = training.optimizer
     decay_steps = optimizer.decay_steps or training.train_steps
     args = [
-        "--micro-batch-size", str(training.micro_batch_size),
+        "--micro-batch-size", str(training.micro_batch),
         "--global-batch-size", str(training.global_batch_size),
         "--train-iters", str(training.train_steps),
         "--seed", str(training.seed),

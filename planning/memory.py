@@ -191,7 +191,7 @@ class _Rank:
 
 
 def estimate(facts: Facts) -> Estimate | None:
-    """None: not estimated (a CPU, or a model without formulas). The layout is complete and legal."""
+    """None: not estimated (a CPU, a model without formulas). The layout is complete and legal."""
     if facts.gpu.is_cpu:
         return None
     kept = Activations(facts)
@@ -297,7 +297,7 @@ def _in_flight(facts: Facts, kept: Activations, rank: _Rank, low: range) -> tupl
                 whole += block.whole
         chunks.append(whole)
     training = facts.config.training
-    micro = training.global_batch_size // (training.micro_batch_size * facts.data_parallel)
+    micro = training.global_batch_size // (training.micro_batch * facts.data_parallel)
     ahead = facts.pp - rank.rank - 1
     if facts.vpp == 1:
         flying = min(ahead + 1, max(micro, 1)) * chunks[0]

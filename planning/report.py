@@ -11,6 +11,7 @@ from planning.findings import Finding, Refusal, errors
 from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
 from planning.schema import HardwareConfig, LayoutConfig, RunConfig
+from planning.search import SHOWN, why_slower
 
 GIB = 2**30
 
@@ -100,7 +101,7 @@ def lines(resolution: Resolution) -> list[str]:
             ),
             (
                 "batch",
-                f"{training.global_batch_size} sequences a step = {training.micro_batch_size} x "
+                f"{training.global_batch_size} sequences a step = {training.micro_batch} x "
                 f"{derived.data_parallel} x {derived.gradient_accumulation} (micro batch x data "
                 f"parallel x accumulation), {count(derived.tokens_per_step)} tokens",
             ),
@@ -110,15 +111,53 @@ def lines(resolution: Resolution) -> list[str]:
                 f"{config.data.name}",
             ),
         ]
-    if resolution.states:
-        states = resolution.states
-        parts = f"weights {size(states.weights)}, gradients {size(states.gradients)}, "
-        parts += f"optimizer {size(states.optimizer)}"
-        room = hardware.memory_gib or gpu.memory_gib
-        total = f"{size(states.total)} a {unit}" + (f" of {room:.0f} GiB" if room else "")
-        rows.append(("states", f"{total} ({parts}); activations not estimated"))
+    rows += _memory_rows(resolution, unit)
     rows += _speed_rows(resolution)
+    rows += _search_rows(resolution)
     return [f"{name:<10} {text}" for name, text in rows]
+
+
+def _memory_rows(resolution: Resolution, unit: str) -> list[tuple[str, str]]:
+    hardware, states, held = resolution.config.hardware, resolution.states, resolution.held
+    room = hardware.memory_gib or _gpu(hardware).memory_gib
+    of = f" of {room:.0f} GiB" if room else ""
+    if held is not None:
+        parts = sorted(held.parts.items(), key=lambda part: -part[1])
+        shown = ", ".join(f"{name} {size(value)}" for name, value in parts if value > 0.05 * GIB)
+        return [
+            ("memory", f"peak {size(held.peak)} a {unit}{of}, {size(held.needed)} with what lies "
+                       f"outside torch; {held.basis}"),
+            ("", shown),
+        ]  # fmt: skip
+    if states is None:
+        return []
+    parts_of_states = f"weights {size(states.weights)}, gradients {size(states.gradients)}, "
+    parts_of_states += f"optimizer {size(states.optimizer)}"
+    return [
+        ("states", f"{size(states.total)} a {unit}{of} ({parts_of_states}); activations not "
+                   "estimated"),
+    ]  # fmt: skip
+
+
+def _search_rows(resolution: Resolution) -> list[tuple[str, str]]:
+    """The layouts that were compared, and why each lost."""
+    found = resolution.options
+    if found is None or not found.best:
+        return []
+    rows = [("compared", f"{found.tried:,} estimates; the fastest of each split that fits:")]
+    taken = found.best[0]
+    for rank, option in enumerate(found.best[:SHOWN], 1):
+        why = "taken" if option is taken else why_slower(option, taken)
+        layout = layout_line(option.facts.layout, option.facts.data_parallel)
+        rows.append(
+            (
+                "",
+                f"{rank}. {option.speed.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
+                f"{size(option.memory.needed)}: micro batch {option.config.training.micro_batch}, "
+                f"{layout} ({why})",
+            )
+        )
+    return rows
 
 
 def _speed_rows(resolution: Resolution) -> list[tuple[str, str]]:
@@ -182,13 +221,17 @@ def size(number: float, digits: int = 3) -> str:
 
 def to_json(resolution: Resolution) -> dict[str, Any]:
     """plan.json: verdict, findings, estimates. A null estimate was not made."""
-    config, states = resolution.config, resolution.states
+    config, states, held = resolution.config, resolution.states, resolution.held
     hardware = config.hardware
     room = hardware.memory_gib or _gpu(hardware).memory_gib
     found = errors(resolution.findings)
-    fits = None if states is None or room is None else states.total <= room * GIB
+    parts: dict[str, float] = {}
+    if held is not None:
+        parts = dict(held.parts)
+    elif states is not None:
+        parts = asdict(states)
     return {
-        "legal": not [finding for finding in found if finding.id != "state-memory"],
+        "legal": not [finding for finding in found if finding.id != "memory"],
         "findings": [
             {
                 name: getattr(finding, name)
@@ -197,16 +240,11 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
             for finding in resolution.findings
         ],
         "memory": {
-            "peak_gib": None,
+            "peak_gib": held.peak / GIB if held else None,  # what torch has allocated
+            "needed_gib": held.needed / GIB if held else None,  # and the process beside it
             "capacity_gib": room,
-            "fits": None if fits else fits,  # states alone can say no, never yes
-            "parts": {
-                "weights": states.weights / GIB,
-                "gradients": states.gradients / GIB,
-                "optimizer": states.optimizer / GIB,
-            }
-            if states
-            else {},
+            "fits": _fits(resolution, room),
+            "parts": {name: number / GIB for name, number in parts.items()},
         },
         "throughput": asdict(resolution.speed) if resolution.speed else {},
         "cost": asdict(cost.estimate(config, resolution.speed.step_s)) if resolution.speed else {},
@@ -214,10 +252,17 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
     }
 
 
+def _fits(resolution: Resolution, room: float | None) -> bool | None:
+    """None: not known; states alone can say no, never yes."""
+    if resolution.held is not None and room is not None:
+        return resolution.held.needed <= room * GIB
+    return False if any(found.id == "memory" for found in resolution.findings) else None
+
+
 def _basis(resolution: Resolution) -> str:
-    memory = "states by exact count; activations are not estimated"
-    speed = resolution.speed
-    return f"{memory}; speed: {speed.basis if speed else 'not estimated'}"
+    held, speed = resolution.held, resolution.speed
+    memory = held.basis if held else "states by exact count, activations not estimated"
+    return f"memory: {memory}; speed: {speed.basis if speed else 'not estimated'}"
 
 
 def table(rows: list[list[str]]) -> list[str]:

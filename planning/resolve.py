@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning import advice, environment, layout, megatron_args, memory, rules, throughput
+from planning import advice, environment, megatron_args, memory, rules, search, throughput
 from planning.findings import ChoiceError, Finding, did_you_mean, errors
 from planning.hardware import GIB, GPUS
 from planning.parameters import Parameters, count, padded_vocab_size
@@ -18,6 +18,7 @@ from planning.plan import VERSION, Derived, Plan
 from planning.schema import LayoutConfig, RunConfig
 
 LARGEST_MODEL = 10_000  # blocks
+TIGHT = 0.02  # of a card: less left than this gets a warning
 PROCESS_GIB = 0.5  # of a process on a CPU: Python with torch and Megatron
 
 
@@ -29,7 +30,9 @@ class Resolution:
     plan: Plan | None
     states: memory.States | None
     findings: list[Finding]
+    held: memory.Estimate | None = None
     speed: throughput.Estimate | None = None
+    options: search.Search | None = None  # where layout or micro batch were chosen here
 
 
 def resolve(config: RunConfig) -> Resolution:
@@ -50,8 +53,9 @@ def resolve(config: RunConfig) -> Resolution:
         parameters, uncounted = count(config.model), []
     except ChoiceError as refusal:  # an impossible formula, symbol or number of experts
         parameters, uncounted = None, refusal.findings
-    facts = _choose_layout(config, model_blocks, parameters)
-    config = facts.config
+    found = _search(config, model_blocks) if not uncounted else None
+    config = _taken(config, found)
+    facts = rules.Facts(config, config.layout, model_blocks)
     findings = rules.check(facts)
     said = {finding.setting for finding in errors(findings)}
     findings += [finding for finding in uncounted if finding.setting not in said]
@@ -59,16 +63,32 @@ def resolve(config: RunConfig) -> Resolution:
         return Resolution(config, None, None, findings)
     plan = _plan(config, facts, parameters)
     states = memory.states(config.model, config.precision, facts.layout, facts.world_size)
-    findings += _capacity(config, states)
-    speed = None
+    held = speed = None
     if not errors(findings):
         try:
-            speed = throughput.estimate(config, facts)
+            held, speed = memory.estimate(facts), throughput.estimate(config, facts)
         except ChoiceError as refusal:  # an impossible formula
             findings += refusal.findings
-    if speed is not None:
+    findings += _capacity(facts, states) if held is None else _fits(facts, held)
+    if speed is not None and not errors(findings):
         findings += advice.check(config, facts, speed)
-    return Resolution(config, plan, states, findings, speed)
+    return Resolution(config, plan, states, findings, held, speed, found)
+
+
+def _search(config: RunConfig, model_blocks: list[str]) -> search.Search | None:
+    try:
+        return search.run(config, model_blocks)
+    except ChoiceError:  # an impossible formula: said later
+        return None
+
+
+def _taken(config: RunConfig, found: search.Search | None) -> RunConfig:
+    """The fastest option; where none fits the nearest, which says what is short; else the plain
+    one, whose errors a person can read."""
+    for options in (found.best, found.too_large) if found else ():
+        if options:
+            return options[0].config
+    return config if search.complete(config) else search.plain(config)
 
 
 def _unplannable(config: RunConfig) -> list[Finding]:
@@ -98,41 +118,6 @@ def _unplannable(config: RunConfig) -> list[Finding]:
     return found
 
 
-def _choose_layout(
-    config: RunConfig, model_blocks: list[str], parameters: Parameters | None
-) -> rules.Facts:
-    """The facts of the choice with every None of its layout decided.
-
-    parameters: None where they are not known; the layout is then chosen without them.
-    """
-    hardware = config.hardware
-    per_node = hardware.gpus_per_node or 1
-    world_size = per_node * hardware.nodes
-    room = hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
-
-    def facts(candidate: LayoutConfig) -> rules.Facts:
-        chosen = config.model_copy(update={"layout": candidate})
-        return rules.Facts(chosen, candidate, model_blocks)
-
-    def legal(candidate: LayoutConfig) -> bool:
-        return not any(not finding.machine for finding in errors(rules.check(facts(candidate))))
-
-    def fits(candidate: LayoutConfig) -> bool:
-        if parameters is None or room is None:
-            return True
-        states = memory.states(config.model, config.precision, candidate, world_size)
-        return states is None or states.total <= layout.STATE_SHARE * room * GIB
-
-    found = layout.candidates(
-        config.layout,
-        parameters.total if parameters else None,
-        world_size,
-        per_node,
-        config.training.optimizer.name,
-    )
-    return facts(found[0] if len(found) == 1 else layout.choose(found, legal, fits))
-
-
 # Rules without which sizes of the plan have no meaning.
 STRUCTURAL = {"world-size", "pipeline-depth", "virtual-pipeline", "global-batch", "heads-groups",
               "head-size", "experts-given", "precision-format"}  # fmt: skip
@@ -156,7 +141,7 @@ def _plan(config: RunConfig, facts: rules.Facts, parameters: Parameters | None) 
         world_size=facts.world_size,
         data_parallel=facts.data_parallel,
         gradient_accumulation=training.global_batch_size
-        // (training.micro_batch_size * facts.data_parallel),
+        // (training.micro_batch * facts.data_parallel),
         tokens_per_step=tokens,
         total_tokens=tokens * training.train_steps,
         parameters=parameters.total if parameters else None,
@@ -192,11 +177,54 @@ def _plan(config: RunConfig, facts: rules.Facts, parameters: Parameters | None) 
     )
 
 
-def _capacity(config: RunConfig, states: memory.States | None) -> list[Finding]:
-    """Whether weights, gradients and optimizer state alone fit in a GPU's (or the CPU's) memory."""
-    hardware = config.hardware
-    gpu = GPUS[hardware.gpu or "cpu"]
-    room = hardware.memory_gib or gpu.memory_gib
+def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
+    """Whether the peak fits in a GPU, and what would make it fit."""
+    room = memory.capacity_gib(facts)
+    if room is None:
+        return []
+    needed, gpu = held.needed / GIB, facts.gpu.title
+    parts = sorted(held.parts.items(), key=lambda part: -part[1])
+    largest = ", ".join(f"{name} {size / GIB:,.0f}" for name, size in parts[:3])
+    if needed > room:
+        ways = [f"{c.settings} ({_slower(c.step)})" for c in search.changes(facts)]
+        return [
+            Finding(
+                "memory",
+                "error",
+                "layout",
+                f"a run needs {needed:,.0f} GiB on one {gpu}, {needed - room:,.0f} GiB more than "
+                f"its {room:,.0f} GiB: {largest} GiB",
+                "what makes it fit: " + "; or ".join(ways)
+                if ways
+                else "shard over more or larger GPUs (hardware.nodes=2, hardware=p6_b300), or take "
+                "a smaller model",
+                "planning/memory.py",
+                machine=facts.config.hardware.name == "this",
+            )
+        ]
+    if needed > room * (1 - TIGHT):
+        return [
+            Finding(
+                "memory-tight",
+                "warning",
+                "layout",
+                f"{needed:,.1f} of {room:,.1f} GiB on a GPU leave little for what an estimate "
+                f"does not see: {largest} GiB",
+                "watch peak_memory_gib in the first steps",
+                "planning/memory.py",
+            )
+        ]
+    return []
+
+
+def _slower(step: float) -> str:
+    return f"{step - 1:.0%} slower" if step >= 1 else f"{1 / step - 1:.0%} faster"
+
+
+def _capacity(facts: rules.Facts, states: memory.States | None) -> list[Finding]:
+    """Whether weights, gradients and optimizer state alone fit, where no more is known."""
+    hardware, gpu = facts.config.hardware, facts.gpu
+    room = memory.capacity_gib(facts)
     if states is None or room is None:
         return []
     needed, what = states.total / GIB, "weights, gradients and optimizer state alone"
@@ -210,7 +238,7 @@ def _capacity(config: RunConfig, states: memory.States | None) -> list[Finding]:
         return []
     return [
         Finding(
-            "state-memory",
+            "memory",
             "error",
             "layout",
             f"{what} take {needed:,.0f} GiB on {where}, which has {room:,.0f} GiB",

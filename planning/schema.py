@@ -38,7 +38,7 @@ class Choice(BaseModel):
 class ModelRecipe(Choice):
     """The training choices that come with a model; conf/training refers to them."""
 
-    micro_batch_size: PositiveInt
+    micro_batch_size: PositiveInt | None  # None: chosen with the layout (planning/search.py)
     global_batch_size: PositiveInt
     train_steps: PositiveInt
     learning_rate: PositiveFloat
@@ -166,7 +166,7 @@ class OptimizerConfig(Choice):
 
 
 class TrainingConfig(Choice):
-    micro_batch_size: PositiveInt
+    micro_batch_size: PositiveInt | None  # None: chosen with the layout (planning/search.py)
     global_batch_size: PositiveInt
     train_steps: PositiveInt
     eval_interval: NonNegativeInt  # steps; 0: no evaluation
@@ -174,6 +174,12 @@ class TrainingConfig(Choice):
     seed: PositiveInt
     optimizer: OptimizerConfig
     check_nan: bool
+
+    @property
+    def micro_batch(self) -> int:
+        """The micro batch size, once it is chosen."""
+        assert self.micro_batch_size is not None
+        return self.micro_batch_size
 
 
 class CheckpointConfig(Choice):

@@ -141,7 +141,7 @@ class _Step:
         self.config, self.f, self.k = config, f, k
         model, layout, training = config.model, f.layout, config.training
         self.micro_batches = max(
-            1, training.global_batch_size // (training.micro_batch_size * f.data_parallel)
+            1, training.global_batch_size // (training.micro_batch * f.data_parallel)
         )
         dp_cp = f.data_parallel * f.cp
         self.states_group = links.group(dp_cp, f.tp)
@@ -150,8 +150,8 @@ class _Step:
         )
         self.stage_group = links.group(f.pp, f.tp * dp_cp)
         self.shape = Shape(
-            tokens=training.micro_batch_size * model.seq_length // f.cp,
-            batch=training.micro_batch_size,
+            tokens=training.micro_batch * model.seq_length // f.cp,
+            batch=training.micro_batch,
             length=model.seq_length,
             hidden=model.hidden_size,
             ffn=model.ffn_hidden_size,

@@ -148,20 +148,20 @@ def virtual_pipeline(f: Facts) -> Iterator[Verdict]:
 @rule("virtual-pipeline-batch", "schedules.py: the interleaved schedule wants micro batches % PP")
 def virtual_pipeline_batch(f: Facts) -> Iterator[Verdict]:
     training = f.config.training
-    micro = training.global_batch_size // (training.micro_batch_size * f.data_parallel)
+    micro = training.global_batch_size // (training.micro_batch * f.data_parallel)
     if f.vpp > 1 and micro % f.pp:
         yield (
             "training.global_batch_size",
             f"{micro} micro batches a step are not a multiple of layout.pipeline_parallel={f.pp}, "
             "as virtual stages need",
-            f"take {-(-micro // f.pp) * f.pp * training.micro_batch_size * f.data_parallel}",
+            f"take {-(-micro // f.pp) * f.pp * training.micro_batch * f.data_parallel}",
         )
 
 
 @rule("pipeline-bubble", "1F1B: (PP-1) / (VPP*micro batches + PP-1) idle", severity="warning")
 def pipeline_bubble(f: Facts) -> Iterator[Verdict]:
     training = f.config.training
-    unit = training.micro_batch_size * f.data_parallel
+    unit = training.micro_batch * f.data_parallel
     micro = training.global_batch_size // unit
     if f.pp == 1 or micro == 0:
         return
@@ -180,14 +180,14 @@ def pipeline_bubble(f: Facts) -> Iterator[Verdict]:
 @rule("global-batch", "num_microbatches_calculator.py: GBS % (MBS*DP)")
 def global_batch(f: Facts) -> Iterator[Verdict]:
     training = f.config.training
-    unit = training.micro_batch_size * f.data_parallel
+    unit = training.micro_batch * f.data_parallel
     if training.global_batch_size % unit:
         below = training.global_batch_size // unit * unit
         near = f"{below} or {below + unit}" if below else str(unit)
         yield (
             "training.global_batch_size",
             f"{training.global_batch_size} is not a multiple of micro_batch_size x data parallel "
-            f"= {training.micro_batch_size} x {f.data_parallel} = {unit}",
+            f"= {training.micro_batch} x {f.data_parallel} = {unit}",
             f"take {near}, or another training.micro_batch_size",
         )
 

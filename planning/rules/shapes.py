@@ -36,7 +36,7 @@ def quantised_shapes(f: Facts) -> Iterator[Verdict]:
         return
     rows, columns = {"mxfp8": (32, 32), "nvfp4": (16, 16)}.get(precision.recipe, (8, 16))
     split = f.cp * (f.tp if f.layout.sequence_parallel else 1)
-    tokens = model.seq_length * f.config.training.micro_batch_size
+    tokens = model.seq_length * f.config.training.micro_batch
     if tokens % split == 0 and (tokens // split) % rows:
         unit = rows * split
         yield (

@@ -120,7 +120,7 @@ def test_every_combination_is_legal_or_says_why(capsys: pytest.CaptureFixture[st
             assert resolution.plan is not None, words
             assert resolution.states is not None, words
         kinds = {finding.id for finding in found}
-        fits = not kinds or kinds == {"state-memory"}
+        fits = not kinds or kinds == {"memory"}
         verdict = "legal" if not kinds else "too large" if fits else "illegal"
         verdicts[verdict] += 1
         if fits:

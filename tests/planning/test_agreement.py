@@ -247,7 +247,7 @@ class Comparison:
     def disagreement(self, chosen: RunConfig) -> str | None:
         """What one of them says and the other does not; None: they agree."""
         resolution = resolve(chosen)
-        found = [f for f in errors(resolution.findings) if f.id != "state-memory"]
+        found = [f for f in errors(resolution.findings) if f.id != "memory"]
         plan = resolution.plan or plan_anyway(resolution.config)
         if plan is None:
             assert found
