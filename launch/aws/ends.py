@@ -112,7 +112,7 @@ def exit_status_of(reason: str) -> int | None:
 
 def would_come_again(end: End) -> str:
     """Why the same request cannot do better, or ""."""
-    return _NEVER[end.kind] if end.kind in NEVER else ""
+    return _NEVER[end.kind] if end.kind in (*NEVER, "completed") else ""
 
 
 def again(end: End, earlier: Sequence[End], restarts: int, max_restarts: int) -> tuple[bool, str]:
