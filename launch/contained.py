@@ -22,8 +22,7 @@ OWN = re.compile(
 
 def instance_choices() -> str:
     """'hardware=p6_b200 (ml.p6-b200.48xlarge), ...': the hardware that SageMaker has."""
-    names = {kind: kind[3:].partition(".")[0].replace("-", "_") for kind in INSTANCES}
-    return ", ".join(f"hardware={name} ({kind})" for kind, name in names.items())
+    return ", ".join(f"hardware={one.choice} ({one.name})" for one in INSTANCES.values())
 
 
 def refuse_this(config: RunConfig) -> None:

@@ -90,6 +90,11 @@ class Instance:
     network_gbps: int
     efa_devices: int
 
+    @property
+    def choice(self) -> str:
+        """Of the group hardware: 'p6_b200' of ml.p6-b200.48xlarge."""
+        return self.name.removeprefix("ml.").partition(".")[0].replace("-", "_")
+
 
 INSTANCES: dict[str, Instance] = {
     instance.name: instance

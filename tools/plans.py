@@ -107,7 +107,7 @@ def _wrong(setting: str, message: str, fix: str = "") -> ChoiceError:
 
 def instance_type(hardware: str) -> str:
     """p6_b200 or ml.p6-b200.48xlarge -> ml.p6-b200.48xlarge. Raises ChoiceError."""
-    by_choice = {kind[3:].partition(".")[0].replace("-", "_"): kind for kind in INSTANCES}
+    by_choice = {one.choice: kind for kind, one in INSTANCES.items()}
     found = by_choice.get(hardware, hardware)
     if found not in INSTANCES:
         near = did_you_mean(hardware, [*by_choice, *INSTANCES])

@@ -61,7 +61,7 @@ def plan(
 
 def main(requirements_path: Path, constraints_path: Path) -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed = {
+    installed: dict[str, str] = {
         canonicalize_name(found.metadata["Name"]): found.version
         for found in metadata.distributions()
     }
