@@ -186,7 +186,7 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
     parts = sorted(held.parts.items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {size / GIB:,.0f}" for name, size in parts[:3])
     if needed > room:
-        ways = [f"{c.settings} ({_slower(c.step)})" for c in search.changes(facts)]
+        ways = [str(change) for change in search.changes(facts)]
         return [
             Finding(
                 "memory",
@@ -215,10 +215,6 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
             )
         ]
     return []
-
-
-def _slower(step: float) -> str:
-    return f"{step - 1:.0%} slower" if step >= 1 else f"{1 / step - 1:.0%} faster"
 
 
 def _capacity(facts: rules.Facts, states: memory.States | None) -> list[Finding]:

@@ -61,6 +61,12 @@ class Change:
     settings: str
     step: float
 
+    def __str__(self) -> str:
+        more = (
+            f"{self.step - 1:.0%} slower" if self.step >= 1 else f"{1 / self.step - 1:.0%} faster"
+        )
+        return f"{self.settings} ({more})"
+
 
 def complete(config: RunConfig) -> bool:
     """Nothing is left to choose."""
