@@ -2,8 +2,9 @@
 
     python benchmarks/throughput_model.py > benchmarks/throughput_model.md
 
-Cases of benchmarks/h200/cases.jsonl (one H200, through Megatron's own train_step) and of
-benchmarks/published.json (a vendor's tables). A row marked `fit` was used to calibrate.
+Cases of benchmarks/h200: cases.jsonl (one H200, through Megatron's own train_step) and
+parallel.jsonl (several of one node, through launch/train.py); and of benchmarks/published.json (a
+vendor's tables). A row marked `fit` was used to calibrate.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def predict(config: RunConfig) -> throughput.Estimate | None:
 def measured(choose: Choose) -> list[Row]:
     """The cases that ran on the H200, without those that ran too few steps
     and those that the planner does not estimate (FP32)."""
-    lines = (HERE / "h200/cases.jsonl").read_text().splitlines()
+    files = (HERE / "h200" / name for name in ("cases.jsonl", "parallel.jsonl"))
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
     found = []
     for case in map(json.loads, lines):
         predicted = predict(choose(case["overrides"])) if case.get("timed") else None

@@ -29,7 +29,7 @@ Basis = Literal[
     "calibrated on published rows",
     "extrapolated",
 ]
-CALIBRATED = ("h100", "b200", "gb200")  # cards with published rates (benchmarks/published.json)
+CALIBRATED = ("b200", "gb200")  # by published rates (benchmarks/published.json)
 MEASURED_LAYERS = frozenset("*-")
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
 BUCKET = 40_000_000  # parameters whose gradients Megatron reduces together, at least
