@@ -29,7 +29,8 @@ def _config(words: tuple[str, ...]) -> RunConfig:
 
 def choose(words: Sequence[str]) -> RunConfig:
     # In `launch=plan checkpoint.save=false` nothing counts for speed.
-    return _config(tuple(word for word in words if not word.startswith("launch")))
+    kept = (word for word in words if not word.startswith("launch"))
+    return _config(("training.micro_batch_size=1", *kept))  # where the words name none
 
 
 def speed(*words: str) -> Estimate:
