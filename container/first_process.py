@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -109,7 +110,9 @@ def _run(root: Path) -> End:
     cluster = contract.read_cluster(root)
     start = contract.read_start(root)
     leave_at = None if ends_at is None else ends_at - start.stop_before_end_s
-    grace_s = float(os.environ.get(GRACE, GRACE_S))
+    # Elsewhere whoever sends SIGTERM has its own limit, and ends the container by it.
+    usual = math.inf if contract.HOSTS in os.environ else GRACE_S
+    grace_s = float(os.environ.get(GRACE, usual))
     leave_grace_s = max(grace_s, start.stop_before_end_s - TAKEN_BACK_S - 60)
     with StopRequest(grace_s, leave_at, leave_grace_s) as stop:
         job = _job(root, cluster, start)
@@ -126,12 +129,14 @@ def _run(root: Path) -> End:
                 _meet(job, board, stop)
                 if start.preflight:
                     _preflight(job, board, stop)
+                if stop.wanted():
+                    return _stopped_before(cluster, stop)
                 if (done := _prepare(job, board, stop)) is not None:
                     return done
                 return _train(job, board, stop)
             except HostsMissing as missing:
                 if stop.wanted():
-                    return End(cluster.current, "stopped", f"stopped: {stop.reason}", 143)
+                    return _stopped_before(cluster, stop)
                 raise _cannot(
                     f"{', '.join(missing.hosts)} of {len(cluster.hosts)} hosts did not answer "
                     f"within {missing.seconds:.0f} s ({missing.topic}), at "
@@ -139,6 +144,10 @@ def _run(root: Path) -> End:
                     "its own log says why; security groups must let the job's hosts reach "
                     "each other on all ports",
                 ) from None
+
+
+def _stopped_before(cluster: contract.Cluster, stop: StopRequest) -> End:
+    return End(cluster.current, "stopped", f"stopped before the first step: {stop.reason}", 143)
 
 
 # --- what is given --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -44,12 +45,13 @@ def test_a_crash_is_told_by_all_hosts_and_started_again_together(
 ) -> None:
     fake = {"steps": 40, "step_s": 0.6, "crash_rank": 1, "crash": "error", "crash_step": 5}
     fake["crash_once"] = str(tmp_path / "once")
-    job = make_job(plan, hosts=2, max_restarts=2, fake=fake)
+    job = make_job(plan, hosts=2, max_restarts=2, fake=fake, preflight=True)
     assert job.run() == [0, 0]
     assert job.left() == []
     for host in job.hosts:  # the first would have gone on: it was told
         assert "127.0.0.2: rank 1 failed: RuntimeError: out of luck" in host.log
         assert "restart 1 of 2" in host.log
+        assert re.search(r"^node check, \d+ s: none failed", host.log, re.MULTILINE)
         assert host.failure is None
     (restart,) = job.lines("logs/restarts.jsonl")
     assert restart["reason"].startswith("127.0.0.2: rank 1 failed: RuntimeError: out of luck")
@@ -76,6 +78,18 @@ def test_the_reason_and_the_status_are_of_the_rank_that_failed(
     assert failure.endswith("not started again: it would run out of memory again")
     assert not (job.run_dir() / "logs" / "restarts.jsonl").exists()
     assert job.left() == []
+
+
+def test_an_unfit_node_stops_all_with_its_name(make_job: MakeJob, plan: str) -> None:
+    job = make_job(plan, hosts=2, preflight=True)
+    path = job.hosts[1].root / "input/data/plan/start.json"
+    (job.folder / "file").touch()
+    path.write_text(path.read_text().replace(f"{job.folder}/shared", f"{job.folder}/file/run"))
+    assert job.run() == [3, 3]
+    reason = f"127.0.0.2: run folder: {job.folder}/file/run: Not a directory"
+    for host in job.hosts:
+        assert (host.failure or "").startswith(reason)
+        assert "step=" not in host.log
 
 
 def test_hosts_with_different_plans_do_not_train(make_job: MakeJob, plan: str) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from training.checkpoints import (
+    SAVED,
     TRACKER,
     checkpoints,
     inspect,
     newest_complete,
     prepare_resume,
     prune,
+    prune_part,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,3 +197,66 @@ def test_pruning_spares_what_the_tracker_names_and_finishes_what_was_cut(folder:
     assert names(folder) == ["iter_0000005", "iter_0000025", TRACKER]
     with pytest.raises(ValueError, match="at least the newest"):
         prune(folder, keep=0)
+
+
+def steps(folder: Path) -> list[int]:
+    return [state.step for state in checkpoints(folder)]
+
+
+def part_of(folder: Path, step: int, *, marked: bool = True) -> None:
+    """What a node has of a step whose metadata another node wrote."""
+    shutil.rmtree(iteration(folder, step), ignore_errors=True)
+    iteration(folder, step).mkdir()
+    (iteration(folder, step) / "__8_0.distcp").write_bytes(b"shard")
+    if marked:
+        (iteration(folder, step) / SAVED).touch()
+
+
+def test_a_step_that_another_node_lacks_is_passed_over(folder: Path) -> None:
+    newest = prepare_resume(folder, at_most=15)
+    assert newest.taken is not None
+    assert newest.taken.step == 15
+    assert [(state.step, state.reason) for state in newest.passed_over] == [
+        (25, "another node does not have it whole"),
+        (20, "another node does not have it whole"),
+    ]
+    assert steps(folder) == [5, 10, 15]
+    assert (folder / TRACKER).read_text() == "15"
+    assert prepare_resume(folder, at_most=0).taken is None
+    assert not (folder / TRACKER).exists()
+
+
+def test_a_node_prunes_its_parts_by_what_all_ranks_saved(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        part_of(tmp_path, step)
+    part_of(tmp_path, 20, marked=False)
+    assert prune_part(tmp_path, 2, saved=20) == [iteration(tmp_path, 5), iteration(tmp_path, 10)]
+    assert steps(tmp_path) == [15, 20]
+    assert (iteration(tmp_path, 20) / SAVED).exists()
+
+
+def test_a_part_of_a_save_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    part_of(tmp_path, 5)
+    part_of(tmp_path, 10)
+    part_of(tmp_path, 15, marked=False)  # cut off
+    part_of(tmp_path, 20, marked=False)
+    # 10 and 20 are the newest two; what lies between stays, and would be used by no one.
+    assert prune_part(tmp_path, 2, saved=20) == [iteration(tmp_path, 5)]
+    assert steps(tmp_path) == [10, 15, 20]
+    assert prune_part(tmp_path, 1, saved=20) == [iteration(tmp_path, 10), iteration(tmp_path, 15)]
+
+
+def test_a_nodes_whole_copies_of_an_earlier_job_count(folder: Path) -> None:
+    part_of(folder, 30, marked=False)
+    assert [path.name for path in prune_part(folder, 3, saved=30)] == [
+        "iter_0000005",
+        "iter_0000010",
+        "iter_0000015",
+    ]
+    assert prune_part(folder, 1, saved=99) == []  # its ranks wrote nothing of that step
+
+
+def test_pruning_keeps_at_least_one(tmp_path: Path) -> None:
+    for function in (lambda: prune(tmp_path, 0), lambda: prune_part(tmp_path, 0, 5)):
+        with pytest.raises(ValueError, match="keep is 0"):
+            function()
