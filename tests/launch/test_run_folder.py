@@ -77,6 +77,7 @@ def test_what_the_plan_became_here_is_written_down(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "logs" / "environment.json").read_text()) == {
         "roots": {"run:": "/r"},
         "environment": {"OMP_NUM_THREADS": "1"},
+        "shared_run_dir": True,
     }
 
 
