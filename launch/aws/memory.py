@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planning import memory, search
+from planning.hardware import GIB
+from planning.pattern import blocks
+from planning.plan import load
+from planning.rules.base import Facts
 from training.events import read_log_line
 
 # torch's words (torch.OutOfMemoryError, 2.11): "Tried to allocate 20.00 MiB. GPU 0 has a total
@@ -15,6 +21,12 @@ from training.events import read_log_line
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB")
 _IN_USE = re.compile(r"this process has ([\d.]+) (MiB|GiB) memory in use", re.IGNORECASE)
+# What saves memory where the planner has no estimate, the cheapest in speed first.
+GENERAL = (
+    "training.micro_batch_size lower, or layout.recompute=selective, then full",
+    "layout.sharding=optimizer, then fsdp: states over the data-parallel GPUs",
+    "layout.tensor_parallel, pipeline_parallel or hardware.nodes higher",
+)
 _GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
 
 
@@ -36,46 +48,50 @@ def measured(texts: Iterable[str]) -> dict[str, float]:
 
 def lines(run_dir: Path, texts: Iterable[str]) -> list[str]:
     """The comparison, for a person."""
-    planned, have = _plan(run_dir), measured(texts)
-    memory = planned.get("memory", {})
+    have, planned = measured(texts), _plan_json(run_dir).get("memory", {})
     said = []
-    peak, parts = memory.get("peak_gib"), memory.get("parts", {})
-    if peak is not None:
-        said.append(f"{'planned':<10} {peak:.1f} GiB at the peak{_parts(parts)}")
+    parts, needed = planned.get("parts", {}), planned.get("needed_gib")
+    if needed is not None:
+        said.append(f"{'planned':<10} {needed:.1f} GiB of one GPU{_parts(parts)}")
     elif parts:
         total = sum(v for v in parts.values() if v is not None)
         said.append(f"{'planned':<10} {total:.1f} GiB without activations{_parts(parts)}")
     used = have.get("in_use", have.get("logged"))
     if used is not None:
         tried = f", and {have['tried']:.2f} GiB more were asked for" if "tried" in have else ""
-        capacity = have.get("capacity", memory.get("capacity_gib"))
+        capacity = have.get("capacity", planned.get("capacity_gib"))
         room = f" of {capacity:.1f} GiB" if capacity else ""
         said.append(f"{'measured':<10} {used:.1f} GiB in use{room}{tried}")
-    said += [f"{'would help':<10} {way}" for way in _ways(planned)]
-    return said
+    wanted = None if used is None else used + have.get("tried", 0.0)
+    return said + [f"{'would help':<10} {way}" for way in ways(run_dir, wanted) or GENERAL]
 
 
 def _parts(parts: dict[str, Any]) -> str:
-    named = ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if value)
+    shown = sorted(((n, v) for n, v in parts.items() if v), key=lambda part: -part[1])[:4]
+    named = ", ".join(f"{name} {value:.1f}" for name, value in shown)
     return f" ({named})" if named else ""
 
 
-def _ways(planned: dict[str, Any]) -> list[str]:
-    """The plan's own findings about memory, else what saves memory in general, the cheapest in
-    speed first."""
-    found = [
-        f"{f['setting']}: {f['fix']}"
-        for f in planned.get("findings", [])
-        if "memory" in f.get("id", "") and f.get("fix")
-    ]
-    return found or [
-        "training.micro_batch_size lower, or layout.recompute=selective, then full",
-        "layout.sharding=optimizer, then fsdp: states over the data-parallel GPUs",
-        "layout.tensor_parallel, pipeline_parallel or hardware.nodes higher",
-    ]
+def ways(run_dir: Path, wanted: float | None) -> list[str]:
+    """Settings with which the run fits, the fastest first, by the planner's estimate; [] where it
+    has none. wanted: GiB that the run would have needed: what the estimate missed of it, it is
+    taken to miss again."""
+    try:
+        config = load(run_dir / "plan.yaml").config
+    except (OSError, ValueError):
+        return []
+    facts = Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
+    held, room = memory.estimate(facts), memory.capacity_gib(facts)
+    if held is None or room is None:
+        return []
+    if wanted is not None:
+        room *= min(held.needed / GIB / wanted, 1.0)
+    hardware = config.hardware.model_copy(update={"memory_gib": room})
+    smaller = config.model_copy(update={"hardware": hardware})
+    return [str(change) for change in search.changes(replace(facts, config=smaller))]
 
 
-def _plan(run_dir: Path) -> dict[str, Any]:
+def _plan_json(run_dir: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((run_dir / "plan.json").read_text()))
     except (OSError, ValueError):

@@ -100,11 +100,16 @@ def test_the_table_of_checks(account: Account, run_dir: Path, capsys: Any) -> No
 
 
 def test_memory_is_told_as_the_page_shows(tmp_path: Path) -> None:
-    parts = {"weights": 15.2, "activations": 100.0}
-    finding = {"id": "memory", "setting": "layout.sharding", "fix": "take fsdp"}
-    plan = {"memory": {"peak_gib": 150.2, "parts": parts}, "findings": [finding]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    assert "\n".join(memory.lines(tmp_path, [OOM])) == _block("planned ")
+    """In its form; the figures are a model's of their own."""
+    plan = planned()[0]
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    parts = {"weights": 7.5, "gradients": 14.9, "optimizer": 29.9, "activations": 88.3, "x": 1.0}
+    planned_json = {"memory": {"needed_gib": 148.8, "parts": parts}}
+    (tmp_path / "plan.json").write_text(json.dumps(planned_json))
+    shown, said = _block("planned ").splitlines(), memory.lines(tmp_path, [OOM])
+    assert shown[:2] == said[:2]
+    form = r"would help [a-z_.]+=\w+( [a-z_.]+=\w+)* \(\d+% (slower|faster)\)"
+    assert all(re.fullmatch(form, line) for line in (*shown[2:], *said[2:]))
 
 
 def _block(start: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ def prepared(account: Account) -> None:
     prepare(account)
 
 
+@cache
 def planned(*overrides: str) -> tuple[Plan, SageMakerLaunch]:
-    config = choices.config("model=gpt_8b", "hardware=p6_b200", "launch=sagemaker", *overrides)
+    words = ("model=gpt_8b", "hardware=p6_b200", "layout=ddp", "launch=sagemaker")
+    config = choices.config(*words, *overrides)
     plan = resolve(config).plan
     assert plan is not None
     assert isinstance(config.launch, SageMakerLaunch)

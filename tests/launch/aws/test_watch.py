@@ -14,6 +14,8 @@ from launch.aws.ends import End
 from launch.aws.logs import Line, first_failure, tracebacks
 from launch.aws.record import Job, Record
 from launch.local import Outcome
+from planning.resolve import resolve
+from tests import choices
 from tests.launch.aws.fake_aws import COMPLETED, STARTING, STOPPED, TRAINING, Account, failed
 from tests.launch.aws.requests import BUCKET, prepare, request
 from tests.launch.aws.test_submit import planned
@@ -271,39 +273,57 @@ OOM = (
 
 
 def test_out_of_memory_is_told_beside_the_plan(tmp_path: Path) -> None:
-    plan = {
-        "memory": {"peak_gib": 150.2, "capacity_gib": 178.3,
-                   "parts": {"weights": 15.2, "activations": 100.0, "optimizer": None}},
-        "findings": [{"id": "state-memory", "setting": "layout.sharding", "fix": "take fsdp"},
-                     {"id": "mxfp8", "setting": "precision", "fix": "no"}],
-    }  # fmt: skip
+    parts = {"weights": 15.2, "activations": 100.0, "optimizer": None, "gradients": 30.4}
+    plan = {"memory": {"needed_gib": 150.2, "capacity_gib": 178.3, "parts": parts}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert memory.lines(tmp_path, ["step=3 loss=2 memory_gib=160.10", OOM]) == [
-        "planned    150.2 GiB at the peak (weights 15.2, activations 100.0)",
+        "planned    150.2 GiB of one GPU (activations 100.0, gradients 30.4, weights 15.2)",
         "measured   177.1 GiB in use of 178.3 GiB, and 2.50 GiB more were asked for",
-        "would help layout.sharding: take fsdp",
+        *(f"would help {way}" for way in memory.GENERAL),
     ]
 
 
 def test_out_of_memory_without_an_estimate(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"memory": {"peak_gib": null, "parts": {"weights": 9}}}')
+    (tmp_path / "plan.json").write_text('{"memory": {"needed_gib": null, "parts": {"weights": 9}}}')
     said = memory.lines(tmp_path, ["step=3 loss=2 memory_gib=160.10"])
-    assert said[0] == "planned    9.0 GiB without activations (weights 9.0)"
-    assert said[1] == "measured   160.1 GiB in use"
-    assert len(said) > 3
+    assert said[:2] == [
+        "planned    9.0 GiB without activations (weights 9.0)",
+        "measured   160.1 GiB in use",
+    ]
+
+
+def test_what_would_help_fits_also_with_what_the_estimate_has_missed(tmp_path: Path) -> None:
+    plan, _ = planned()
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+
+    def needed(*overrides: str) -> float:
+        words = ["model=gpt_8b", "hardware=p6_b200", "layout=ddp"]
+        words += [f"training.micro_batch_size={plan.config.training.micro_batch_size}",
+                  f"layout.recompute={plan.config.layout.recompute}"]  # fmt: skip
+        config = choices.config(*words, *overrides)
+        held = resolve(config).held
+        assert held is not None
+        return held.needed / 2**30
+
+    missed = 2.0  # the run wanted twice what was planned
+    found = memory.ways(tmp_path, missed * needed())
+    assert found
+    for way in found:
+        settings = way[: way.index(" (")].split()
+        assert missed * needed(*settings) <= 178.3, way
 
 
 def test_an_out_of_memory_stop_shows_both(
     account: Account, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run_dir / "plan.json").write_text('{"memory": {"peak_gib": 150.2}}')
+    (run_dir / "plan.json").write_text('{"memory": {"needed_gib": 150.2}}')
     account.goes([failed("AlgorithmError: rank 0 failed: OutOfMemoryError: CUDA out of memory, "
                          "exit code: 1")])  # fmt: skip
     account.log(NAME, "algo-1", "rank 0:", "Traceback (most recent call last):", "  File x", OOM)
     follow(run_dir)
     screen = capsys.readouterr().out
     assert screen.index("algo-1, rank 0:\n    Traceback") < screen.index("ended      out of memory")
-    assert "planned    150.2 GiB at the peak" in screen
+    assert "planned    150.2 GiB of one GPU" in screen
     assert "measured   177.1 GiB in use of 178.3 GiB" in screen
 
 
