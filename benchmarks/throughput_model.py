@@ -26,6 +26,8 @@ from planning.rules import Facts
 from planning.schema import RunConfig
 
 HERE = Path(__file__).parent
+PUBLISHED = json.loads((HERE / "published.json").read_text())
+STEPS = 6  # of a case, after those that warm up
 Choose = Callable[[Sequence[str]], RunConfig]
 
 
@@ -35,6 +37,7 @@ class Row:
     fit: bool
     measured_s: float
     predicted: throughput.Estimate
+    spread: tuple[float, float] | None = None  # fastest and slowest of the steps measured
 
     @property
     def error(self) -> float:
@@ -56,14 +59,16 @@ def measured(choose: Choose) -> list[Row]:
     for case in map(json.loads, lines):
         predicted = predict(choose(case["overrides"])) if case.get("timed") else None
         if predicted is not None:
-            found.append(Row(case["name"], case["fit"], case["step_s"], predicted))
+            steps = sorted(case["times"][-STEPS:])
+            spread = steps[0], steps[-1]
+            found.append(Row(case["name"], case["fit"], case["step_s"], predicted, spread))
     return found
 
 
 def published(choose: Choose, gpu: str | None = None) -> list[Row]:
     """gpu: only this card's."""
     found = []
-    for row in json.loads((HERE / "published.json").read_text()):
+    for row in PUBLISHED["rows"]:
         config = choose([*row["choice"].split(), "data=mock"])
         if gpu not in (None, config.hardware.gpu):
             continue
@@ -84,32 +89,46 @@ def summary(rows: Iterable[Row]) -> str:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    lines = ["| case | fit | measured s | predicted s | error | largest parts of the prediction |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| case | fit | measured s | steps from, to | predicted s | error | largest parts |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
         parts = sorted(row.predicted.parts.items(), key=lambda part: -part[1])[:4]
+        spread = f"{row.spread[0]:.3f}, {row.spread[1]:.3f}" if row.spread else ""
         share = ", ".join(f"{name} {s / row.predicted.step_s:.0%}" for name, s in parts)
         lines.append(
             f"| {row.name} | {'fit' if row.fit else ''} | {row.measured_s:.4f} | "
-            f"{row.predicted.step_s:.4f} | {row.error:+.1%} | {share} |"
+            f"{spread} | {row.predicted.step_s:.4f} | {row.error:+.1%} | {share} |"
         )
     return lines
+
+
+HEAD = """# Step times: predicted against measured
+
+`python benchmarks/throughput_model.py` writes this page. The model is planning/throughput.py, its
+curves planning/curves.json, which `python benchmarks/fit.py` fits to benchmarks/h200/kernels.json
+(kernels alone, `python benchmarks/kernels.py`) and to the rows marked `fit` here: two numbers to
+those of the H200 (the rate that products and attention keep up in a whole step, and what the host
+adds to a step), four to the published ones (Blackwell's shares of its BF16, FP8 and FP4 peaks, and
+B200's rate beside GB200's). An error above 0 predicts too slow a step.
+"""
 
 
 def main() -> int:
     from launch import compose
 
     ours, theirs = measured(compose.choose), published(compose.choose)
-    unseen = [row for row in ours if not row.fit]
-    print("# Step times: predicted against measured\n")
-    print("`python benchmarks/throughput_model.py` writes this page; planning/throughput.py is the")
-    print("model, benchmarks/fit.py its calibration.\n")
+    print(HEAD)
     print("## One H200\n")
-    print(f"All: {summary(ours)}. Not used for calibration: {summary(unseen)}.\n")
+    print(f"All: {summary(ours)}.")
+    print(f"Not used for calibration: {summary(row for row in ours if not row.fit)}.\n")
     print("\n".join(table(ours)))
-    print("\n## Published (benchmarks/published.json)\n")
-    print(f"All: {summary(theirs)}. Not used: {summary(r for r in theirs if not r.fit)}.\n")
+    print("\n## Published\n")
+    print(f"{PUBLISHED['source']}.\n")
+    print(f"All: {summary(theirs)}.")
+    print(f"Not used for calibration: {summary(row for row in theirs if not row.fit)}.\n")
     print("\n".join(table(theirs)))
+    print("\nNot compared:\n")
+    print("\n".join(f"- {row}" for row in PUBLISHED["not_compared"]))
     return 0
 
 

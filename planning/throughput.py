@@ -290,7 +290,7 @@ class _Step:
         low = host["recipe"].get(self.config.precision.recipe, 1.0)
         forward = backward = 0.0
         for (symbol, is_low), number in self.ranks[rank].items():
-            each = number * host["scale"] * (low if is_low else 1.0)
+            each = number * (low if is_low else 1.0)
             forward += each * host["forward"].get(symbol, host["forward"]["*"])
             backward += each * host["backward"].get(symbol, host["backward"]["*"])
         if self.f.layout.recompute == "full":

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from benchmarks import throughput_model
-from planning import communication, cost, throughput
+from planning import communication, cost, report, throughput
 from planning.pattern import blocks
 from planning.resolve import resolve
 from planning.rules import Facts
@@ -253,6 +253,21 @@ def test_a_global_batch_of_few_micro_batches_is_said() -> None:
     few = warnings(*ALONE, "model=gpt_1b", "model.seq_length=1024", "training.global_batch_size=1")
     assert "1 micro batch a GPU" in few["global-batch-small"]
     assert "global-batch-small" not in warnings(*ALONE, "model=gpt_1b")
+
+
+def test_the_plan_says_its_speed_and_cost() -> None:
+    words = (*NODE, "model=gpt_8b", "hardware.price_per_node_hour=100")
+    resolution = resolve(choose(words))
+    assert resolution.speed is not None
+    verdict = report.to_json(resolution)
+    assert verdict["throughput"]["step_s"] == resolution.speed.step_s
+    assert sum(verdict["throughput"]["parts"].values()) == pytest.approx(resolution.speed.step_s)
+    days = resolution.speed.step_s * 150_000 / 86400
+    assert verdict["cost"]["usd"] == pytest.approx(days * 24 * 100)
+    shown = {line[:11].strip(): line[11:] for line in report.lines(resolution)}
+    assert "of 2,250 (dense BF16); calibrated on published rows" in shown["speed"]
+    assert f"{days:.3g} days the run" in shown["cost"]
+    assert "USD a billion tokens" in shown["cost"]
 
 
 def test_warnings_do_not_make_a_plan_illegal() -> None:
