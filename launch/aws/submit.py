@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from planning.plan import Plan
 from planning.schema import SageMakerLaunch
 
 CHANNEL = "plan"
+CLOCKS = timedelta(seconds=30)  # by which this clock and AWS's may differ
 
 
 def submit(
@@ -97,7 +99,8 @@ def earlier(run_dir: Path, clients: Clients) -> list[Job]:
     if not (run_dir / FILE).exists():
         return []
     record = Record.load(run_dir)
-    found = jobs.describe(record.newest.name, clients)
+    there = clients if record.region == clients.region else Clients(record.region)
+    found = jobs.describe(record.newest.name, there)
     if found is not None and not jobs.has_ended(found):
         raise ChoiceError(
             Finding(
@@ -141,9 +144,13 @@ def begin(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
     record.jobs.append(Job(name=request["TrainingJobName"], created=now(), reason=reason))
     record.save(run_dir)
     with said("create the training job"):
+        began = datetime.now(UTC)
         try:
             made = clients("sagemaker").create_training_job(**request)
         except Exception as error:
+            if code(error) == "ResourceInUse" and (own := _made_since(began, record, clients)):
+                # The answer to a first attempt was lost, and boto3 has tried again.
+                return _keep(run_dir, record, own, clients)
             if code(error) or type(error).__name__ == "ParamValidationError":
                 record.jobs.pop()  # the service has answered: there is no such job
                 if record.jobs:
@@ -151,9 +158,21 @@ def begin(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
                 else:
                     (run_dir / FILE).unlink()
             raise
-    record.newest.arn = made["TrainingJobArn"]
+    _keep(run_dir, record, made["TrainingJobArn"], clients)
+
+
+def _keep(run_dir: Path, record: Record, arn: str, clients: Clients) -> None:
+    record.newest.arn = arn
     record.save(run_dir)
     _compare(run_dir, record, clients)
+
+
+def _made_since(began: datetime, record: Record, clients: Clients) -> str | None:
+    """The ARN of the job of our name, if it is younger than our asking for it."""
+    job = jobs.describe(record.newest.name, clients)
+    if job is None or job["CreationTime"] < began - CLOCKS:
+        return None
+    return str(job["TrainingJobArn"])
 
 
 def _compare(run_dir: Path, record: Record, clients: Clients) -> None:

@@ -74,6 +74,7 @@ class Account:
         self.offerings: list[dict[str, Any]] = []
         self.changes: dict[str, Any] = {}  # to what every new job is described as
         self.refuses: tuple[str, str] | None = None  # of the next CreateTrainingJob
+        self.loses_answer = False  # the next job is made, and a retry finds its name taken
         self.image_configuration: dict[str, Any] = {"architecture": "amd64", "os": "linux"}
 
     def client(self, service: str, region: str = REGION) -> Any:

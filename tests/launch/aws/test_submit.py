@@ -73,6 +73,13 @@ def test_the_record_is_its_owners_alone_and_says_all_that_jobs_need(tmp_path: Pa
     assert job.arn == f"arn:aws:sagemaker:{REGION}:123456789012:training-job/{job.name}"
 
 
+def test_a_job_whose_answer_was_lost_is_kept(account: Account, tmp_path: Path) -> None:
+    account.loses_answer = True
+    assert start(tmp_path).status == "submitted"
+    assert Record.load(tmp_path).newest.arn is not None
+    assert len(account.requests) == 1
+
+
 class TestRefusals:
     def test_placeholders_each_with_its_setting(self, account: Account, tmp_path: Path) -> None:
         given = request(
@@ -117,6 +124,17 @@ class TestRefusals:
             start(tmp_path)
         assert says in str(refused.value)
         assert len(refused.value.findings) == 1
+        assert not (tmp_path / "job.json").exists()
+
+    def test_a_name_that_somebody_else_took_meanwhile(
+        self, account: Account, tmp_path: Path
+    ) -> None:
+        account.client("sagemaker").create_training_job(**request())
+        account.changes = {"CreationTime": 1.0}  # long ago
+        record = Record(region=REGION, account="123456789012", request=request(),
+                        price_per_node_hour=None, max_restarts=0)  # fmt: skip
+        with pytest.raises(ChoiceError, match="choose another name"):
+            submit.begin(tmp_path, record, "first", Clients())
         assert not (tmp_path / "job.json").exists()
 
     def test_a_second_job_while_the_first_is_at_work(self, tmp_path: Path) -> None:
