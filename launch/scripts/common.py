@@ -13,7 +13,8 @@ from planning.schema import RunConfig
 
 __all__ = ["BASE", "HOST", "HOSTS", "IMAGE_ROOT", "OPT_ML", "PLAN", "Mount", "exports", "mounts",
            "sh"]  # fmt: skip
-IMAGE_ROOT = "/opt/slipway"  # of the repository in the image: container/Dockerfile
+# Of the repository in the image, whose interpreter is `python`: container/Dockerfile.
+IMAGE_ROOT = "/opt/slipway"
 OPT_ML = "container"  # in the run folder: what stands for /opt/ml
 PLAN = "input/data/plan"  # in it: plan.yaml and start.json
 

@@ -64,7 +64,7 @@ def _trainer(plan: Plan, launch: KubernetesLaunch, name: str) -> dict[str, Any]:
     # Kubernetes gives each pod of an indexed job its number.
     command = (
         f'export {HOST}="{name}-node-0-$JOB_COMPLETION_INDEX.{name}"; '
-        f"exec python3 {IMAGE_ROOT}/container/first_process.py"
+        f"exec python {IMAGE_ROOT}/container/first_process.py"
     )
     trainer: dict[str, Any] = {
         "image": launch.image,

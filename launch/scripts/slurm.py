@@ -63,7 +63,7 @@ def build(
             f"  --container-mounts={sh(seen)} \\",
             "  --no-container-mount-home \\",
         ]
-        command = f"python3 {IMAGE_ROOT}/{FIRST_PROCESS}"
+        command = f"python {IMAGE_ROOT}/{FIRST_PROCESS}"
     lines.append(f"  bash -c {sh(f'export {HOST}="$SLURMD_NODENAME"; exec {command}')}")
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,7 @@ from launch.scripts.common import IMAGE_ROOT, Mount, mounts
 from launch.train import main
 from planning.findings import ChoiceError, Finding
 from planning.schema import DockerLaunch, KubernetesLaunch, SlurmLaunch
+from tests.choices import ROOT
 from tests.launch.elsewhere import NAME, choose, golden, plan
 
 RUN = Path("/shared/runs/one")
@@ -88,13 +89,13 @@ def test_every_node_is_told_who_it_is(case: str, tmp_path: Path) -> None:
     python = tmp_path / "a folder" / "python"
     python.parent.mkdir()
     stub(python.parent, "python", told)
-    stub(tmp_path, "python3", told)
+    stub(tmp_path, "python", told)
     run_dir = tmp_path / "it's a run"
     script = tmp_path / "job"
     script.write_text(batch_script(*SLURM[case], run_dir=run_dir, python=python))
     printed = run(script, tmp_path, SLURM_JOB_NODELIST="n[7-8]", SLURM_JOB_ID="41234")
     program, root = (
-        (python, "/home/me/slipway") if case == "checkout" else (tmp_path / "python3", IMAGE_ROOT)
+        (python, "/home/me/slipway") if case == "checkout" else (tmp_path / "python", IMAGE_ROOT)
     )
     debug = "" if case == "checkout" else "INFO"
     for node, line in zip(("n7", "n8"), printed.splitlines(), strict=True):
@@ -355,3 +356,9 @@ def test_a_refused_choice_writes_nothing(
     assert main(["launch=slurm"]) == 2
     assert list(tmp_path.iterdir()) == []
     assert "choose hardware=p5" in capsys.readouterr().err
+
+
+def test_the_image_has_the_repository_where_scripts_look_for_it() -> None:
+    dockerfile = (ROOT / "container" / "Dockerfile").read_text()
+    assert f"WORKDIR {IMAGE_ROOT}\n" in dockerfile
+    assert f'ENTRYPOINT ["python", "{IMAGE_ROOT}/container/first_process.py"]' in dockerfile

@@ -18,6 +18,8 @@ from planning.schema import SageMakerLaunch
 from tests.launch.aws.fake_aws import COMPLETED, TRAINING, Account
 from tests.launch.aws.requests import BUCKET, IMAGE, ROLE, prepare, request
 from tests.launch.elsewhere import choose
+from training.data.tokenizers import ByteTokenizer
+from training.data.writer import Writer
 
 WORDS = ["model=gpt_160m", "layout=ddp", "hardware=p6_b200", "launch=sagemaker", "data=mock"]
 GIVEN = [f"launch.role={ROLE}", f"launch.image={IMAGE}", f"launch.bucket={BUCKET}"]
@@ -195,6 +197,51 @@ def test_a_sweep_submits_each_job_and_one_that_fails_is_one_row(
     assert "submitted" not in rows[3][1]
     assert [row[2] for row in rows[1:3]] == list(team.requests)
     assert sorted(p.parent.name for p in (tmp_path / "s").glob("*/job.json")) == ["0", "1"]
+
+
+# --- data in S3, looked at before a submission ------------------------------------------------
+
+
+@pytest.fixture
+def corpus(team: Account, tmp_path: Path) -> list[str]:
+    """Words for data by bytes in the team's bucket, as a channel."""
+    writer = Writer(str(tmp_path / "part"), ByteTokenizer())
+    writer.add("to be or not to be " * 400)
+    writer.close()
+    for suffix in (".bin", ".idx", ".json"):
+        body = (tmp_path / f"part{suffix}").read_bytes()
+        team.client("s3").put_object(Bucket=BUCKET, Key=f"corpus/part{suffix}", Body=body)
+    words = [word for word in WORDS if word != "data=mock"]
+    return [*words, *GIVEN, "data=indexed", f"+launch.channels.web=s3://{BUCKET}/corpus",
+            "training.eval_interval=0", "run_dir=r"]  # fmt: skip
+
+
+def test_data_in_a_channel_is_read_before_the_job_is_made(
+    team: Account, corpus: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*corpus, "data.paths=[data:web/part]", "training.train_steps=1"]) == 0
+    (asked,) = team.requests.values()
+    assert [channel["ChannelName"] for channel in asked["InputDataConfig"]] == ["plan", "web"]
+    # Fewer tokens than the run reads: seen in the index, in S3.
+    assert "times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["data.paths=[data:web/other]"], "other.idx does not exist"),
+        (["data.paths=[s3://team-runs/corpus/other]"], "other.idx does not exist"),
+        (["data.paths=[data:web/part]", "model.vocab_size=200"], "vocab"),
+    ],
+)
+def test_data_that_would_end_the_job_is_refused_here(
+    team: Account, corpus: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: list[str], part: str,
+) -> None:  # fmt: skip
+    assert main([*corpus, *words]) == 2
+    assert part in capsys.readouterr().err
+    assert team.requests == {}
+    assert not (tmp_path / "r").exists()
 
 
 # --- jobs at a time ---------------------------------------------------------------------------
