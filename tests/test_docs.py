@@ -71,6 +71,17 @@ COMMANDS = {
     ),
     "python launch/train.py experiment=compare_precision training.train_steps=100": PLANNED,
     "python launch/train.py model=parallel_tiny": PLANNED,
+    # the image of a job, and its checks
+    "python tools/image.py build": How("--dry-run", says="--file container/Dockerfile"),
+    "python tools/image.py check": How("--dry-run", says="container/image/check.py"),
+    "python tools/image.py push --region us-west-2": How(
+        "--dry-run", says="launch.image=ACCOUNT.dkr.ecr.us-west-2.amazonaws.com/slipway:"
+    ),
+    # Whether they fail depends on the machine: tests/container/test_preflight.py.
+    "python container/preflight.py": How("--help", says="Is this node fit to train?"),
+    "python container/preflight.py --instance ml.p6-b200.48xlarge --run-dir runs/first": How(
+        "--help", says="--min-allreduce"
+    ),
     # elsewhere
     "python launch/train.py model=gpt_32b precision=nvfp4 hardware=p6_b200 launch=plan": ELSEWHERE,
     "python launch/train.py model=gpt_2b hardware=p6_b200 launch=plan": ELSEWHERE,
