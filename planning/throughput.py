@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from planning import communication, flops
+from planning.data_parallel import DataParallel, Window
 from planning.formulas import evaluate, fields, head_dim
 from planning.hardware import Gpu
 from planning.kernels import MEASURED, Kernels, curves, kernels
@@ -31,11 +32,6 @@ Basis = Literal[
 ]
 CALIBRATED = ("b200", "gb200")  # by published rates (benchmarks/published.json)
 MEASURED_LAYERS = frozenset("*-")
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
-BUCKET = 40_000_000  # parameters whose gradients Megatron reduces together, at least
-# Share of the time of overlapped communication by which it slows the computation beside it: both
-# want multiprocessors and memory. An estimate.
-OVERLAP_COST = 0.1
 STEADY = 8  # micro batches after which each one is like the last
 
 
@@ -127,15 +123,6 @@ STATES, GAPS = "gradients and optimizer", "launch gaps"
 DATA, PIPELINE, BUBBLE = "data parallel", "pipeline parallel", "pipeline bubble"
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Seconds of computation of a micro batch on one rank, in the order in which it happens."""
-
-    forward: float
-    output: float  # the output layer, the loss and both their gradients
-    backward: float
-
-
 class _Step:
     def __init__(self, config: RunConfig, f: Facts, k: Kernels, links: communication.Links) -> None:
         self.config, self.f, self.k = config, f, k
@@ -143,12 +130,8 @@ class _Step:
         self.micro_batches = max(
             1, training.global_batch_size // (training.micro_batch * f.data_parallel)
         )
-        dp_cp = f.data_parallel * f.cp
-        self.states_group = links.group(dp_cp, f.tp)
-        self.expert_states_group = links.group(
-            max(1, f.world_size // (f.tp * f.pp * f.ep)), f.tp * f.ep
-        )
-        self.stage_group = links.group(f.pp, f.tp * dp_cp)
+        self.data = DataParallel(f, k, links)
+        self.stage_group = links.group(f.pp, f.tp * f.cp * f.data_parallel)
         self.shape = Shape(
             tokens=training.micro_batch * model.seq_length // f.cp,
             batch=training.micro_batch,
@@ -178,7 +161,7 @@ class _Step:
         self.stages = [[every[i] for i in rank] for rank in _stages(len(every), f.pp, f.vpp)]
         low = config.precision.format != "none"
         self.ranks = _layers_of(self.layer_names, f.pp, f.vpp, f.bf16_blocks, low)
-        self.windows: list[_Window] = []  # of the pipeline ranks
+        self.windows: list[Window] = []  # of the pipeline ranks
 
     def parts(self) -> dict[str, float]:
         found = [self._rank(rank) for rank in range(self.f.pp)]
@@ -189,7 +172,13 @@ class _Step:
             parts[BUBBLE] = (self.f.pp - 1) / self.f.vpp * sum(totals) / self.f.pp
             parts[PIPELINE] = self._pipeline()
         parts[GAPS] = self._gaps(slowest)
-        return add(parts, self._states(slowest))
+        held, window = self._held[slowest], self.windows[slowest]
+        once = {
+            STATES: self.data.update(held),
+            DATA: self.data.reduce(held, window),
+            GAPS: curves()["host"]["step"],
+        }
+        return add(parts, once)
 
     def _layers(self, rank: int) -> Iterable[tuple[Layer, str, int]]:
         recipe, format = (
@@ -220,32 +209,28 @@ class _Step:
             output = sum(last.forward.values()) + sum(last.backward.values())
         if rank == 0:
             output += self.k.move("copy", 2.0 * self.shape.tokens * self.shape.hidden * 6)
-            # The gradient of the table is dense.
-            output += self.k.move("copy", 2.0 * self.vocabulary / self.f.tp * self.shape.hidden)
+            # The gradient of the table is dense: 7 bytes an element at a copy's rate, measured.
+            output += self.k.move("copy", 7.0 * self.vocabulary / self.f.tp * self.shape.hidden)
         if output:
             parts[HEAD_AND_LOSS] = output
         held = self._held[rank]
-        gradient = BYTES[self.config.precision.gradients]
-        parts[STATES] = self.k.move("accumulate", held.total * (2 + 2 * gradient))
-        window = _Window(
+        parts[STATES] = self.data.accumulate(held)
+        window = Window(
             forward=sum(forward.values()),
             output=output,
             backward=sum(backward.values()) + again + parts[STATES],
         )
         self.windows.append(window)
-        if self._sharded_weights:
-            parts[DATA] = self._gather_and_scatter(held, window)
+        parts[DATA] = self.data.exchange(held, window)
         return parts
 
     def _again(self, each: Layer, symbol: str, number: int, rank: int) -> float:
         """Seconds in which a micro batch's backward pass computes the layer's forward again."""
         layout = self.f.layout
         if layout.recompute == "full":
-            here = sum(self.ranks[rank].values())
-            # The first blocks of each virtual stage; a block is two layers, as good as all.
-            share = 1.0
-            if layout.recompute_layers is not None:
-                share = min(1.0, 2 * layout.recompute_layers * self.f.vpp / here)
+            here = len(self.stages[rank])
+            # The first blocks of each virtual stage.
+            share = min(1.0, (layout.recompute_layers or here) * self.f.vpp / here)
             return sum(each.forward.values()) * number * share
         if layout.recompute == "selective":
             modules = set(layout.recompute_modules)
@@ -256,12 +241,6 @@ class _Step:
             if symbol == "E" and "moe_act" in modules:
                 return each.forward[OTHER] * 0.3 * number
         return 0.0
-
-    @cached_property
-    def _sharded_weights(self) -> bool:
-        layout = self.f.layout
-        strategy = layout.fsdp_strategy
-        return layout.sharding == "fsdp2" or (layout.sharding == "fsdp" and strategy != "optim")
 
     @cached_property
     def _held(self) -> list[RankParameters]:
@@ -310,89 +289,6 @@ class _Step:
             gaps.append(done - number * sum(busy for _, busy in phases))
         rest = self.micro_batches - len(gaps) + 1
         return gaps[-1] + rest * (gaps[-1] - gaps[-2])
-
-    def _gather_and_scatter(self, held: RankParameters, window: _Window) -> float:
-        """What a micro batch waits for where weights or gradients are sharded."""
-        layout, precision = self.f.layout, self.config.precision
-        weight = 2.0 if not precision.param_gather else BYTES[precision.format]
-        gradient = BYTES[precision.gradients]
-        whole = layout.sharding == "fsdp2" or layout.fsdp_strategy == "optim_grads_params"
-
-        def both(size: float) -> float:
-            return self.states_group.gather(held.dense * size) + self.expert_states_group.gather(
-                held.expert * size
-            )
-
-        gather = both(weight) if whole else 0.0
-        scatter = both(gradient)
-        return self._exposed(gather, window.forward, held) + self._exposed(
-            gather + scatter, window.backward, held
-        )
-
-    def _exposed(self, sent: float, window: float, held: RankParameters) -> float:
-        """Of `sent` seconds of communication beside `window` seconds of computation: what is left,
-        at least that of the first or last bucket, and what the computation loses."""
-        if sent == 0.0:
-            return 0.0
-        if not (self.f.layout.overlap or self.f.layout.sharding == "fsdp2"):
-            return sent
-        edge = sent * min(1.0, BUCKET / max(1, held.total))
-        hidden = min(sent - edge, window)
-        return sent - hidden + OVERLAP_COST * hidden
-
-    def _states(self, rank: int) -> dict[str, float]:
-        """Once a step: gradients reduced, the optimizer, weights gathered."""
-        k, layout, precision = self.k, self.f.layout, self.config.precision
-        held = self._held[rank]
-        sharded = layout.sharding in ("optimizer", "fsdp", "fsdp2")
-        dense_ranks = self.states_group.size if sharded else 1
-        expert_ranks = self.expert_states_group.size if sharded else 1
-        own = held.dense / dense_ranks + held.expert / expert_ranks
-        gradient, moment = BYTES[precision.gradients], BYTES[precision.optimizer_moments]
-        grads_held = own if self._sharded_weights else held.total
-        seconds = k.move("zero", grads_held * gradient)
-        if self.states_group.size > 1:
-            seconds += k.move("copy", grads_held * 2 * gradient)  # divided by the ranks
-        if gradient < 4:
-            seconds += k.move("copy", own * 6)  # to FP32, for the norm and the optimizer
-        seconds += k.move("norm", own * 4)
-        if self.config.training.optimizer.clip_grad:
-            seconds += k.move("clip", own * 8)
-        if self.config.training.optimizer.name == "adam":
-            moments = "adam" if precision.optimizer_moments == "fp32" else "adam 16"
-            seconds += k.move(moments, own * (12 + 4 * moment))
-        else:
-            seconds += k.move("adam", own * 20)
-        if precision.dtype != "fp32":
-            seconds += k.move("copy", own * 6)  # weights from the optimizer's FP32
-        if precision.format != "none":
-            # Cast once a step, or once a rank where the low precision weights are gathered.
-            cast = own if precision.param_gather else held.total
-            seconds += k.cast(precision.recipe, cast)
-        host = curves()["host"]
-        parts = {STATES: seconds, GAPS: host["step"]}
-        if not self._sharded_weights and self.states_group.size * self.f.ep > 1:
-            weight = 2.0 if not precision.param_gather else BYTES[precision.format]
-            parts[DATA] = self._reduce(held, gradient, weight, sharded, self.windows[rank])
-        return parts
-
-    def _reduce(
-        self,
-        held: RankParameters,
-        gradient: float,
-        weight: float,
-        sharded: bool,
-        window: _Window,
-    ) -> float:
-        groups = ((self.states_group, held.dense), (self.expert_states_group, held.expert))
-        if not sharded:
-            sent = sum(group.reduce(number * gradient) for group, number in groups if number)
-            return self._exposed(sent, window.backward, held)
-        scatter = sum(group.gather(number * gradient) for group, number in groups if number)
-        gather = sum(group.gather(number * weight) for group, number in groups if number)
-        return self._exposed(scatter, window.backward, held) + self._exposed(
-            gather, window.forward, held
-        )
 
     def _pipeline(self) -> float:
         """Activations to the next rank and gradients back, of all micro batches. One stage a rank:
