@@ -31,6 +31,7 @@ from container.attempt import GRACE_S, StopRequest, say
 from container.board import Board, HostsMissing
 from container.restart import End, decide, first_cause
 from planning.findings import ChoiceError, Finding, MachineError, Refusal
+from planning.roots import expand
 from training import checkpoints, host, run_files, torchrun
 from training.orphans import descendants_end_here
 
@@ -73,12 +74,7 @@ class Job:
     @property
     def checkpoints(self) -> Path | None:
         saves = self.plan["save"]
-        if saves is None:
-            return None
-        for root, path in self.start.roots.items():
-            if saves.startswith(root):
-                return Path(path + saves[len(root) :])
-        return Path(saves)
+        return None if saves is None else Path(expand(saves, self.start.roots))
 
 
 def main() -> int:
@@ -394,7 +390,8 @@ def _train(job: Job, board: Board, stop: StopRequest) -> End:
         if job.keeps_folder:
             _record(start.run_dir, failed_at[-1], message, why)
             run_files.begin(start.run_dir)
-        _resume(job, board, stop, number + 1)
+        if _resume(job, board, stop, number + 1) >= job.plan["train_steps"]:
+            return End(job.cluster.current, "done", "all steps were trained before the failure")
 
 
 def _record(run_dir: Path, step: int, reason: str, what: str) -> None:

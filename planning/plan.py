@@ -13,7 +13,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from planning.roots import expand
 from planning.schema import DataConfig, RunConfig
+
+__all__ = ["VERSION", "Derived", "Frozen", "Plan", "expand", "load", "locate"]
 
 VERSION = 1
 # LibYAML's, ten times as fast, where PyYAML was built with it.
@@ -66,17 +69,6 @@ def load(path: Path) -> Plan:
             f"{path} has plan version {data.get('version')}, this program reads {VERSION}"
         )
     return Plan.model_validate(data, strict=False)
-
-
-def expand(text: str, roots: Mapping[str, str]) -> str:
-    """`run:/checkpoints` -> `/where/the/run/is/checkpoints`; text without a root stays as it is.
-
-    A root may have others inside it, which go elsewhere (`run:/tensorboard`): the longest counts.
-    """
-    for root in sorted(roots, key=len, reverse=True):
-        if text == root or text.startswith(root + "/"):
-            return roots[root] + text[len(root) :]
-    return text
 
 
 def locate(data: DataConfig, roots: Mapping[str, str]) -> DataConfig:

@@ -89,14 +89,15 @@ def descendants_end_here() -> Iterator[None]:
     try:
         yield
     finally:
-        for _ in range(100):
-            own = [child for child in children(me) if child not in others]
-            if not own:
+        ended: list[int] = []
+        while own := [child for child in children(me) if child not in others]:
+            if own == ended:  # they hang in the kernel
                 break
             for child in own:
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             _wait_for(own, seconds=10)
+            ended = own
         if _libc is not None:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
