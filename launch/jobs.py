@@ -33,7 +33,7 @@ from launch.aws.logs import Line, Log, first_failure
 from launch.aws.record import Record, find
 from launch.train import report
 from planning.findings import ChoiceError, Finding, MachineError, Refusal
-from planning.report import table
+from planning.report import refusal_lines, table
 
 FOLLOW_EVERY = 5.0  # seconds
 
@@ -100,7 +100,11 @@ def _list(given: argparse.Namespace) -> int:
     rows = [["run", "job", "state", "nodes", "jobs", "since"]]
     clients: dict[str, Clients] = {}
     for run_dir in find(given.folder):
-        record = Record.load(run_dir)
+        try:
+            record = Record.load(run_dir)
+        except ChoiceError as refusal:
+            print("\n".join(refusal_lines(refusal)), file=sys.stderr)
+            continue
         if record.region not in clients:
             clients[record.region] = Clients(record.region)
         state = "in another account"
@@ -182,6 +186,8 @@ def _logs(given: argparse.Namespace) -> int:
     while given.follow and job is not None and not jobs.has_ended(job):
         time.sleep(FOLLOW_EVERY)
         job = jobs.describe(name, clients)
+        if job is None or jobs.has_ended(job):
+            time.sleep(watch.LATE)
         for line in log.read(given.host):
             if wanted.search(line.text):
                 _print(line, record.nodes)

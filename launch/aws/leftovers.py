@@ -111,7 +111,7 @@ def _jobs(record: Record, clients: Clients) -> Iterator[Left]:
                 "job", f"{entry.name}, {jobs.state(job)}", rate, partial(_stop, entry.name, clients)
             )
         pool = job.get("WarmPoolStatus", {})
-        if pool.get("Status") in ("Available", "InUse"):
+        if pool.get("Status") == "Available":
             yield Left(
                 "warm-pool",
                 f"{record.nodes} x {record.instance_type} of {entry.name}",

@@ -264,6 +264,10 @@ def test_list(account: Account, run_dir: Path, tmp_path: Path, run: Any) -> None
     lines = run("list", tmp_path / "runs").lines
     assert [line.split()[:3] for line in lines[1:]] == [
         [str(run_dir), NAME, "InProgress"], [str(other), "other", "Completed"]]  # fmt: skip
+    (other / "job.json").write_text("{")
+    screen = run("list", tmp_path / "runs")
+    assert "job.json cannot be read" in screen.text
+    assert sum(NAME in line for line in screen.lines) == 1
     assert "no run below" in run("list", tmp_path / "nothing").text
 
 
