@@ -85,6 +85,8 @@ COMMANDS = {
     # elsewhere
     "python launch/train.py model=gpt_32b precision=nvfp4 hardware=p6_b200 launch=plan": ELSEWHERE,
     "python launch/train.py model=gpt_2b hardware=p6_b200 launch=plan": ELSEWHERE,
+    "python launch/train.py model=gpt_8b precision=fp8 layout=ddp hardware=p6_b200 "
+    "hardware.price_per_node_hour=114 launch=plan": How(says="USD a billion tokens"),
     "python launch/train.py model=llama3_70b precision=fp8 layout=tp8 hardware=p6_b300 "
     "hardware.nodes=2 launch=plan": ELSEWHERE,
     "python launch/train.py -m experiment=compare_precision model=gpt_1b hardware=h200 "
@@ -121,7 +123,7 @@ COMMANDS = {
         "--tokenizer byte", 2, "web/*.jsonl.gz"
     ),  # a tokenizer may be downloaded
     # neither
-    "python tools/prepare_data.py docs README.md --output data/mine": How(
+    "python tools/prepare_data.py docs/*.md README.md --output data/mine": How(
         says="documents", first=True
     ),
     "python launch/train.py": PLANNED,
@@ -348,7 +350,7 @@ def _table(document: Path, head: str) -> list[str]:
 def _messages() -> str:
     """All strings of the product, a … for each value put in."""
     texts = [re.sub(r"\$\w+", "…", (ROOT / "tools" / "setup.sh").read_text())]
-    for folder in ("launch", "planning", "training", "tools"):
+    for folder in ("container", "launch", "planning", "training", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
