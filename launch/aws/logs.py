@@ -12,8 +12,8 @@ from launch.aws.job import LOG_GROUP
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 # What the first process writes above a rank's traceback (container/attempt.py).
 _OF_RANK = re.compile(r"rank (\d+):\s*")
-# The last line of a traceback: "torch.OutOfMemoryError: CUDA out of memory. ..."
-_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Refusal)\b")
+# Between the tracebacks of an error and of the one that it led to.
+_CHAINED = re.compile(r"\s*$|During handling of the above|The above exception was the direct cause")
 # A rank that was only cut off when another one ended.
 _CUT_OFF = re.compile(r"ChildFailedError|SignalException|Connection (?:reset|closed)|Broken pipe")
 MOST_LINES = 200  # of one traceback
@@ -98,23 +98,34 @@ class Traceback:
 
 
 def tracebacks(lines: Iterable[Line]) -> list[Traceback]:
-    """Those of all hosts, the earliest first; lines of different hosts do not mix."""
-    open_now: dict[str, Traceback] = {}
-    ranks: dict[str, int] = {}
+    """Those of all hosts, the earliest first; lines of different hosts do not mix. Errors that led
+    to one another are one."""
     found: list[Traceback] = []
+    by_host: dict[str, list[Line]] = {}
     for line in lines:
-        if _TRACEBACK.match(line.text):
-            open_now[line.host] = Traceback(line.host, ranks.get(line.host), [line])
-            found.append(open_now[line.host])
-        elif block := open_now.get(line.host):
-            block.lines.append(line)
-            if _RAISED.match(line.text) or len(block.lines) >= MOST_LINES:
-                del open_now[line.host]
-        if named := _OF_RANK.fullmatch(line.text):
-            ranks[line.host] = int(named[1])
-        elif line.host not in open_now:
-            ranks.pop(line.host, None)
-    return found
+        by_host.setdefault(line.host, []).append(line)
+    for host, own in by_host.items():
+        rank: int | None = None
+        block: Traceback | None = None
+        between: list[Line] = []  # after an error: blank lines, and how it led to the next
+        inside = False
+        for line in own:
+            if _TRACEBACK.match(line.text):
+                if block is None or not between:
+                    block = Traceback(host, rank, [])
+                    found.append(block)
+                block.lines.extend([*between, line])
+                between, inside = [], True
+            elif inside and block is not None:
+                block.lines.append(line)
+                # Frames are indented; the error itself is not.
+                inside = line.text.startswith(" ") and len(block.lines) < MOST_LINES
+            elif block is not None and _CHAINED.match(line.text):
+                between.append(line)
+            else:
+                named = _OF_RANK.fullmatch(line.text)
+                rank, block, between = int(named[1]) if named else None, None, []
+    return sorted(found, key=lambda one: one.lines[0])
 
 
 def first_failure(lines: list[Line], reason: str = "") -> Traceback | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,24 @@ def test_tracebacks_of_hosts_do_not_mix() -> None:
     found = tracebacks(told())
     assert [(t.host, t.rank, len(t.lines)) for t in found] == [("algo-2", 9, 3), ("algo-1", 0, 3)]
     assert found[0].error.startswith("torch.OutOfMemoryError")
+
+
+def test_errors_that_led_to_one_another_are_one() -> None:
+    def read(token: str) -> None:
+        try:
+            int(token)
+        except ValueError as error:
+            raise OSError("bad shard") from error
+
+    try:
+        read("x")
+    except OSError as error:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    # As the first process prints them (container/attempt.py).
+    printed = f"step=3 loss=2\nrank 3:\n{text}\nfailed: rank 3 failed: OSError: bad shard"
+    (found,) = tracebacks(Line(n, "algo-1", n, x) for n, x in enumerate(printed.splitlines()))
+    assert (found.rank, found.error) == (3, "OSError: bad shard")
+    assert "\n".join(line.text for line in found.lines) == text
 
 
 def test_the_first_failure_is_the_cause_and_not_who_was_cut_off() -> None:
