@@ -111,6 +111,8 @@ def data(config: RunConfig) -> list[Finding]:
     training = config.training
     made = None
     if config.data.kind == "library_text":
+        if config.hardware.name != "this":
+            return []  # made where it runs, from the sources there
         prefixes = library_text.expected(Path(config.data.cache).expanduser().resolve())
         if prefixes is None:
             return []  # the first worker makes it

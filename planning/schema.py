@@ -31,7 +31,12 @@ class Choice(BaseModel):
     """Base of all groups: unknown keys are errors, values are not coerced, nothing mutates."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, str_min_length=1
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        str_min_length=1,
+        defer_build=True,
     )
 
 

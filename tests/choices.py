@@ -14,6 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from launch import compose, machine
+from planning.pattern import blocks
+from planning.rules import Facts
 from planning.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,3 +103,8 @@ def product() -> Iterator[dict[str, str]]:
 def line(groups: dict[str, str]) -> str:
     """The words of a command line."""
     return " ".join(f"{group}={name}" for group, name in groups.items())
+
+
+def facts(config: RunConfig) -> Facts:
+    """What the rules and estimates are asked about."""
+    return Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
