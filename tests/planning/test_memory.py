@@ -79,7 +79,7 @@ def test_a_whole_8b_on_one_card_is_met() -> None:
 
 
 # NVIDIA's published layouts (Megatron-Bridge 0.6.2) ran: Llama3-8B on 8 GPUs at GBS 128, 70B on 64.
-# Not here: 8B in NVFP4 at MBS 4 on B200, which needs Transformer Engine's cross-entropy. It computes
+# Not here: 8B in NVFP4 at MBS 4 on B200, which needs Transformer Engine's cross-entropy: it works
 # in place, and Megatron's command line refuses it.
 EIGHT = "model=llama3_8b training.global_batch_size=128 hardware.gpus_per_node=8 data=mock"
 SEVENTY = (
