@@ -75,3 +75,18 @@ def recompute_attention(f: Facts) -> Iterator[Verdict]:
             "fused attention keeps no scores, so recomputing core_attn costs time and saves little",
             "take [mlp], or layout.recompute=full, which saves the most",
         )
+
+
+@rule(
+    "recompute-mlp-quantised",
+    "transformer_layer.py hands Transformer Engine's checkpoint a keyword that it does not know: "
+    "the first step ends in an error, seen on an H200",
+)
+def recompute_mlp_quantised(f: Facts) -> Iterator[Verdict]:
+    layout, low = f.layout, f.config.precision.format != "none"
+    if layout.recompute == "selective" and "mlp" in layout.recompute_modules and low:
+        yield (
+            "layout.recompute_modules",
+            f"mlp cannot be recomputed in {f.config.precision.format}",
+            "take layout.recompute=full, with layout.recompute_layers for a part of the blocks",
+        )

@@ -244,6 +244,8 @@ EXAMPLES = [
     Example("recompute", LLAMA, "layout.recompute_modules=[mlp]",
             "layout.recompute_modules=[mlp] layout.recompute=selective", "layout.recompute_modules",
             "means nothing with layout.recompute=none"),
+    Example("recompute-mlp-quantised", f"{SELECTIVE} layout.recompute_modules=[mlp]",
+            "precision=fp8", "precision=bf16", "layout.recompute_modules", "recompute_layers"),
     Example("recompute", SELECTIVE, "layout.recompute_modules=[]", "layout.recompute_modules=[mlp]",
             "layout.recompute_modules", "none to recompute"),
     Example("recompute", SELECTIVE, "layout.recompute_modules=[core_atn]",
