@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,15 +19,8 @@ from tests.launch.aws.test_submit import planned
 from tests.training.runs import ROOT
 
 NAMES = ["first-20261201", "second-20261201"]
-# What docs/sagemaker.md shows.
-SUBMIT = """
-import sys
-from launch.aws.executor import experiment
-
-if __name__ == "__main__":
-    with experiment("sweep", sys.argv[1:]) as made:
-        made.run(detach=True)
-"""
+PAGE = (ROOT / "docs" / "jobs.md").read_text()
+(SUBMIT,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 NEMO = """
 import os
 import sys
