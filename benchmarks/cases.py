@@ -1,11 +1,12 @@
 """Peak memory and step time of many choices on one GPU, through Megatron's own train_step.
 
-    python benchmarks/cases.py OUT [NAME ...] [--seconds 600]
+    python benchmarks/cases.py OUT [NAME ...] [--seconds 600] [--memory-only]
 
 Each case of case_list.py (all without NAME) has a process of its own, which imports while others
 measure. A line of OUT/cases.jsonl holds what it was, the step times, and the bytes that torch
 allocated and reserved: at the end of the first forward pass, at the peak of forward and backward,
 at the peak of the optimizer's step, between steps. After --seconds no new case starts.
+--memory-only takes two steps a case, whose times are not to be compared (`timed` is false).
 """
 
 from __future__ import annotations
@@ -30,15 +31,13 @@ from planning.plan import Plan, load
 from planning.resolve import resolve
 
 WARM_UP, STEPS = 3, 6
-if os.environ.get('QUICK'):
-    WARM_UP, STEPS = 1, 1
 READY_AHEAD = 4  # processes that have imported and wait
 MOST_FAILED = 12  # then something is wrong with all of them
 LIMIT_S = 90  # of one case
 PORT = 29700
 
 
-def main(out: Path, names: list[str], seconds: float) -> int:
+def main(out: Path, names: list[str], seconds: float, memory_only: bool) -> int:
     began = time.perf_counter()
     chosen = [case for case in CASES if not names or case.name in names]
     for case in chosen:
@@ -49,7 +48,8 @@ def main(out: Path, names: list[str], seconds: float) -> int:
     while (waiting or ready) and failed < MOST_FAILED:
         while waiting and len(ready) < READY_AHEAD:
             number, case = waiting.pop(0)
-            ready.append((case, _start(out / "plans" / case.name, PORT + number)))
+            folder = out / "plans" / case.name
+            ready.append((case, _start(folder, PORT + number, memory_only)))
         case, process = ready.pop(0)
         if time.perf_counter() - began > seconds:
             process.kill()
@@ -69,12 +69,12 @@ def _write_plan(folder: Path, case: Case) -> None:
     (folder / "plan.yaml").write_text(resolution.plan.to_yaml())
 
 
-def _start(folder: Path, port: int) -> subprocess.Popen[str]:
+def _start(folder: Path, port: int, memory_only: bool) -> subprocess.Popen[str]:
     plan = load(folder / "plan.yaml")
     own = {key: value for key, value in plan.environment.items() if not value.startswith("policy:")}
     process = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     return subprocess.Popen(
-        [sys.executable, __file__, "--one", str(folder)],
+        [sys.executable, __file__, "--one", str(folder), *["--memory-only"] * memory_only],
         env=os.environ | own | process | {"MASTER_PORT": str(port)},
         stdin=subprocess.PIPE,
         stdout=open(folder / "log", "w"),
@@ -107,7 +107,7 @@ def _line(record: dict[str, Any]) -> str:
     )
 
 
-def one(folder: Path) -> int:
+def one(folder: Path, memory_only: bool) -> int:
     """The measuring process: imports, waits for a line on standard input, measures."""
     from megatron.training.initialize import initialize_megatron
 
@@ -121,7 +121,8 @@ def one(folder: Path) -> int:
     import torch
 
     try:
-        result = measure(plan)
+        result = measure(plan, *((1, 1) if memory_only else (WARM_UP, STEPS)))
+        result["timed"] = not memory_only
     except torch.cuda.OutOfMemoryError as error:
         result = {"error": "out of memory", "message": str(error)[:300],
                   "reserved": torch.cuda.max_memory_reserved()}  # fmt: skip
@@ -133,7 +134,7 @@ def one(folder: Path) -> int:
     os._exit(0)
 
 
-def measure(plan: Plan) -> dict[str, Any]:
+def measure(plan: Plan, warm_up: int, steps: int) -> dict[str, Any]:
     """Step times in seconds and memory in bytes of `plan` on the current GPU."""
     import torch
     from megatron.core.distributed import finalize_model_grads
@@ -203,7 +204,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
     for module in model:
         module.train()
-    times = [train() for _ in range(WARM_UP + STEPS)]
+    times = [train() for _ in range(warm_up + steps)]
     found |= {
         "peak": cuda.max_memory_allocated(),
         "reserved": cuda.max_memory_reserved(),
@@ -223,7 +224,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     optimizer.step = marked_step
     train()
     marks["peak_optimizer"] = cuda.max_memory_allocated()
-    used = sorted(times[WARM_UP:])
+    used = sorted(times[warm_up:])
     free, total = cuda.mem_get_info()
     return (
         found
@@ -263,8 +264,11 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--one", type=Path)
+    parser.add_argument("--memory-only", action="store_true")
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
     if given.one:
-        sys.exit(one(given.one))
-    sys.exit(main(given.out.resolve(), given.names, given.seconds))
+        sys.exit(one(given.one, given.memory_only))
+    if given.out is None:
+        parser.error("name a folder for the results")
+    sys.exit(main(given.out.resolve(), given.names, given.seconds, given.memory_only))
