@@ -109,9 +109,7 @@ def test_without_a_dry_run_what_is_missing_is_an_error_and_nothing_is_written(
     ("words", "part"),
     [
         (["hardware=this"], "choose hardware=p5 (ml.p5.48xlarge)"),
-        (["hardware=h200"], "hardware=h200 is no instance type"),
         (["data=indexed", "data.paths=[/data/web]"], "is on this machine"),
-        (["launch.spot=true", "launch.warm_pool_minutes=5"], "spot instances do not stay"),
         (["+launch.environment.A=hf_" + "abcdefghijklmnopqrst"], "looks like a Hugging Face"),
         (["launch.max_pending_hours=0.1"], "360 is not from 1800 to 2419200"),
     ],
