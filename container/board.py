@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 Entry = dict[str, Any]
+_REFUSED = "refused"
 _RETRY = 0.5  # seconds between attempts to reach the first host
 
 
@@ -24,6 +25,14 @@ class HostsMissing(Exception):
     def __init__(self, hosts: list[str], topic: str, seconds: float) -> None:
         self.hosts, self.topic, self.seconds = hosts, topic, seconds
         super().__init__(f"{', '.join(hosts)}: no {topic} within {seconds:.0f} s")
+
+
+class HostRefused(Exception):
+    """Another host has ended, and why: entry."""
+
+    def __init__(self, host: str, entry: Entry) -> None:
+        self.host, self.entry = host, entry
+        super().__init__(host)
 
 
 class Board:
@@ -53,6 +62,11 @@ class Board:
         """Write this host's entry, for all to read."""
         self._take({"topic": topic, "host": self.me, "entry": entry})
 
+    def refuse(self, entry: Entry) -> None:
+        """Tell the others that this host ends, so that none waits for it."""
+        self.put(_REFUSED, entry)
+        self.exchange(0.5)
+
     def entries(self, topic: str) -> dict[str, Entry]:
         """What is written so far, by host."""
         return dict(self._entries.get(topic, {}))
@@ -65,13 +79,16 @@ class Board:
         hosts: tuple[str, ...] | None = None,
     ) -> dict[str, Entry]:
         """Wait for the entries of `hosts`, all without it; HostsMissing if some have none in time,
-        or on a stop."""
+        or on a stop; HostRefused if one has ended."""
         deadline = time.monotonic() + seconds
         while True:
             found = self._entries.get(topic, {})
             missing = [host for host in hosts or self.hosts if host not in found]
             if not missing:
                 return dict(found)
+            for host, entry in self.entries(_REFUSED).items():
+                if host != self.me:
+                    raise HostRefused(host, entry)
             if time.monotonic() > deadline or stopped():
                 raise HostsMissing(missing, topic, seconds)
             self.exchange(0.2)

@@ -19,24 +19,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from container import attempt, contract, network
+from container import attempt, contract, given
 from container.attempt import GRACE_S, StopRequest, say
-from container.board import Board, HostsMissing
+from container.board import Board, HostRefused, HostsMissing
 from container.restart import End, decide, first_cause
-from planning.findings import ChoiceError, Finding, MachineError, Refusal
-from planning.roots import expand
-from training import checkpoints, host, run_files, torchrun
+from planning.findings import Refusal
+from training import checkpoints, run_files, torchrun
 from training.orphans import descendants_end_here
 
-PORT = "SLIPWAY_PORT"  # of the board; the next ones are torchrun's, one a start
-DEFAULT_PORT = 29400
 GRACE = "SLIPWAY_GRACE_S"  # to save in, after SIGTERM
 MEET = "SLIPWAY_MEET_S"  # how long hosts wait for one another at the start
 MEET_S = 900.0
@@ -45,36 +39,6 @@ TAKEN_BACK_S = 1800.0
 PREFLIGHT_S = 120.0
 END_S = 120.0  # between the first and the last host's end of a start
 CLOCKS_S = 30.0  # by which the hosts' clocks may differ
-
-
-@dataclass(frozen=True)
-class Job:
-    """What this process works with, once all that it was given is read."""
-
-    cluster: contract.Cluster
-    start: contract.Start
-    plan: Mapping[str, Any]  # of container/plan_facts.py
-    plan_text: str
-    environment: dict[str, str]
-    port: int
-
-    @property
-    def first(self) -> bool:
-        return self.cluster.rank == 0
-
-    @property
-    def several(self) -> bool:
-        return len(self.cluster.hosts) > 1
-
-    @property
-    def keeps_folder(self) -> bool:
-        """Whether this host writes what is once in a run folder."""
-        return self.first or not self.start.shared_run_dir
-
-    @property
-    def checkpoints(self) -> Path | None:
-        saves = self.plan["save"]
-        return None if saves is None else Path(expand(saves, self.start.roots))
 
 
 def main() -> int:
@@ -111,10 +75,10 @@ def _run(root: Path) -> End:
     grace_s = float(os.environ.get(GRACE, usual))
     leave_grace_s = max(grace_s, start.stop_before_end_s - TAKEN_BACK_S - 60)
     with StopRequest(grace_s, leave_at, leave_grace_s) as stop:
-        job = _job(root, cluster, start)
-        _say_what(job)
+        job = given.read(root, cluster, start)
+        given.say_what(job)
         if ends_at is not None and leave_at is not None and time.time() >= leave_at:
-            raise _cannot(
+            raise given.cannot(
                 f"the capacity ends in {max(0, ends_at - time.time()) / 60:.0f} minutes, and the "
                 f"run is to stop {start.stop_before_end_s / 60:.0f} minutes before",
                 "start it again in other capacity",
@@ -130,96 +94,33 @@ def _run(root: Path) -> End:
                 if (done := _prepare(job, board, stop)) is not None:
                     return done
                 return _train(job, board, stop)
+            except HostRefused as other:
+                message, status = other.entry["message"], other.entry["exit_status"]
+                return End(other.host, "failed", f"{other.host}: {message}", status, "refused")
             except HostsMissing as missing:
                 if stop.wanted():
                     return _stopped_before(cluster, stop)
-                raise _cannot(
+                raise given.cannot(
                     f"{', '.join(missing.hosts)} of {len(cluster.hosts)} hosts did not answer "
                     f"within {missing.seconds:.0f} s ({missing.topic}), at "
                     f"{cluster.hosts[0]}:{job.port}",
                     "its own log says why; security groups must let the job's hosts reach "
                     "each other on all ports",
                 ) from None
+            except Exception as error:  # the others need not wait for this host
+                status = error.exit_status if isinstance(error, Refusal) else 1
+                board.refuse({"message": str(error), "exit_status": status})
+                raise
 
 
 def _stopped_before(cluster: contract.Cluster, stop: StopRequest) -> End:
     return End(cluster.current, "stopped", f"stopped before the first step: {stop.reason}", 143)
 
 
-# --- what is given --------------------------------------------------------------------------
-
-
-def _job(root: Path, cluster: contract.Cluster, start: contract.Start) -> Job:
-    if len(cluster.hosts) != start.nodes:
-        raise ChoiceError(
-            Finding(
-                "nodes",
-                "error",
-                "hardware.nodes",
-                f"the plan is for {start.nodes} nodes, and the job has {len(cluster.hosts)}",
-                f"submit it with {start.nodes} instances, or plan for {len(cluster.hosts)}",
-            )
-        )
-    path = contract.plan_file(root)
-    plan = _plan_facts(path)
-    settings = network.settings(
-        start.instance_type, cluster.interface, nodes=start.nodes, chosen=start.environment
-    )
-    for note in settings.notes:
-        say(f"network: {note}")
-    for problem in settings.problems:
-        if start.nodes > 1:
-            raise _cannot(problem, "build the image with container/Dockerfile", id="efa_plugin")
-        say(f"network: {problem} (one node does not need it)")
-    for name in settings.unset:
-        os.environ.pop(name, None)
-    os.environ.update(settings.environment)
-    environment = host.environment(start.environment, start.gpus_per_node, host.cores())
-    port = int(os.environ.get(PORT, DEFAULT_PORT))
-    return Job(cluster, start, plan, path.read_text(), environment, port)
-
-
-def _plan_facts(path: Path) -> dict[str, Any]:
-    read = subprocess.run(
-        [sys.executable, "-m", "container.plan_facts", str(path)],
-        env=torchrun.environment({}),
-        capture_output=True,
-        text=True,
-    )
-    if read.returncode == 0:
-        return dict(json.loads(read.stdout))
-    said = (read.stdout.strip() or read.stderr.strip()).splitlines()
-    raise ChoiceError(
-        Finding(
-            "plan_unreadable",
-            "error",
-            str(path),
-            f"this image cannot read the plan: {said[-1] if said else 'it says nothing'}",
-            "build the image and submit from one version of the repository",
-        )
-    )
-
-
-def _say_what(job: Job) -> None:
-    start, plan, cluster = job.start, job.plan, job.cluster
-    instance = start.instance_type or "no instance type"
-    say(
-        f"{start.name}: {cluster.current}, host {cluster.rank + 1} of {len(cluster.hosts)} "
-        f"({instance}, {start.gpus_per_node} x {start.gpu})"
-    )
-    say(f"precision planned: {plan['precision']}; the run says below which one is active")
-    shared = "shared by the hosts" if start.shared_run_dir else "each host's own"
-    say(f"run folder: {start.run_dir}" + (f", {shared}" if job.several else ""))
-
-
-def _cannot(message: str, fix: str, id: str = "node") -> MachineError:
-    return MachineError(Finding(id, "error", "", message, fix, machine=True))
-
-
 # --- before training --------------------------------------------------------------------------
 
 
-def _meet(job: Job, board: Board, stop: StopRequest) -> None:
+def _meet(job: given.Job, board: Board, stop: StopRequest) -> None:
     """Wait until all hosts are there, and see that they were given the same."""
     if not job.several:
         return
@@ -230,12 +131,14 @@ def _meet(job: Job, board: Board, stop: StopRequest) -> None:
     for what, fix in (("plan", "submit the job again"), ("version", "give all hosts one image")):
         if len({entry[what] for entry in found.values()}) > 1:
             differ = ", ".join(f"{name}: {entry[what]}" for name, entry in found.items())
-            raise _cannot(f"the hosts were given different {what}s ({differ})", fix)
+            raise given.cannot(f"the hosts were given different {what}s ({differ})", fix)
     # Entries were written at different times, so this host's clock is compared when asked.
     board.put("clock", {"time": time.time()})
     times = {name: entry["time"] for name, entry in board.gather("clock", seconds).items()}
     if (spread := max(times.values()) - min(times.values())) > CLOCKS_S:
-        raise _cannot(f"the hosts' clocks differ by {spread:.0f} s: {times}", "start the job again")
+        raise given.cannot(
+            f"the hosts' clocks differ by {spread:.0f} s: {times}", "start the job again"
+        )
     say(f"all {len(found)} hosts are here")
 
 
@@ -248,7 +151,7 @@ def _version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _preflight(job: Job, board: Board, stop: StopRequest) -> None:
+def _preflight(job: given.Job, board: Board, stop: StopRequest) -> None:
     """Check this node, and all of them together; stop where one is not fit."""
     start = job.start
     report = Path(f"/tmp/preflight-{os.getpid()}.json")
@@ -291,10 +194,12 @@ def _preflight(job: Job, board: Board, stop: StopRequest) -> None:
             for name, failed in unfit.items()
             for reason in failed
         ]
-        raise _cannot("; ".join(reasons), "the table in the log says what was found", "preflight")
+        raise given.cannot(
+            "; ".join(reasons), "the table in the log says what was found", "preflight"
+        )
 
 
-def _prepare(job: Job, board: Board, stop: StopRequest) -> End | None:
+def _prepare(job: given.Job, board: Board, stop: StopRequest) -> End | None:
     """Make the run folder ready to go on from the newest checkpoint that all hosts have whole;
     an End where nothing is left to train."""
     start = job.start
@@ -314,7 +219,7 @@ def _prepare(job: Job, board: Board, stop: StopRequest) -> End | None:
     return None
 
 
-def _resume(job: Job, board: Board, stop: StopRequest, number: int) -> int:
+def _resume(job: given.Job, board: Board, stop: StopRequest, number: int) -> int:
     """Make the checkpoints ready for start `number`; the step it goes on from, 0 for the first.
 
     Where hosts share no folder, each got a copy of all, so each looks at its own: a checkpoint
@@ -344,7 +249,7 @@ def _resume(job: Job, board: Board, stop: StopRequest, number: int) -> int:
 # --- training ---------------------------------------------------------------------------------
 
 
-def _train(job: Job, board: Board, stop: StopRequest) -> End:
+def _train(job: given.Job, board: Board, stop: StopRequest) -> End:
     """Start the workers, and again while that helps."""
     start = job.start
     possible = start.shared_run_dir or not job.several

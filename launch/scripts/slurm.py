@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from container.first_process import PORT
+from container.given import PORT
 from launch.scripts.common import BASE, HOST, HOSTS, IMAGE_ROOT, OPT_ML, Mount, exports, sh
 from planning.plan import Plan
 from planning.schema import SlurmLaunch

@@ -80,6 +80,19 @@ def test_the_reason_and_the_status_are_of_the_rank_that_failed(
     assert job.left() == []
 
 
+def test_a_host_that_cannot_go_on_tells_the_others(make_job: MakeJob, plan: str) -> None:
+    job = make_job(plan, hosts=2)
+    (job.folder / "file").touch()
+    for host in job.hosts:  # the first host makes the run folder
+        path = host.root / "input/data/plan/start.json"
+        path.write_text(path.read_text().replace(f"{job.folder}/shared", f"{job.folder}/file/run"))
+    began = time.monotonic()
+    assert job.run() == [3, 3]
+    assert time.monotonic() - began < 60  # without waiting for its entry
+    assert f"cannot write to {job.folder}/file/run" in (job.hosts[0].failure or "")
+    assert (job.hosts[1].failure or "").startswith("127.0.0.1: run_dir: cannot write to")
+
+
 def test_an_unfit_node_stops_all_with_its_name(make_job: MakeJob, plan: str) -> None:
     job = make_job(plan, hosts=2, preflight=True)
     path = job.hosts[1].root / "input/data/plan/start.json"
