@@ -109,7 +109,7 @@ def close(jobs: Sequence[Job], base: Path | None) -> int:
     text = "\n".join(table(_rows(jobs)))
     print(f"\n{text}")
     if base is not None:
-        (base / "sweep.txt").write_text(text + "\n")
+        _write(base / "sweep.txt", text + "\n", jobs)
         records = [
             {
                 "job": job.number,
@@ -121,9 +121,17 @@ def close(jobs: Sequence[Job], base: Path | None) -> int:
             }
             for job in jobs
         ]
-        (base / "sweep.json").write_text(json.dumps(records, indent=2) + "\n")
+        _write(base / "sweep.json", json.dumps(records, indent=2) + "\n", jobs)
         print(f"table and results: {base}/sweep.txt, sweep.json")
     return overall([job.exit_status for job in jobs])
+
+
+def _write(path: Path, text: str, jobs: Sequence[Job]) -> None:
+    """The words of jobs elsewhere name accounts: for their owner only."""
+    if any(word.startswith("launch") for job in jobs for word in job.overrides):
+        run_folder.write_private(path, text)
+    else:
+        path.write_text(text)
 
 
 def _rows(jobs: Sequence[Job]) -> list[list[str]]:

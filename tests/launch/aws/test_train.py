@@ -138,6 +138,8 @@ def test_a_sweep_of_dry_runs_has_a_folder_and_a_name_each(
     ]
     assert read(nobody / "s" / "1" / "request.json")["TrainingJobName"] in table
     assert not (nobody / "s" / "0").exists()
+    for name in ("sweep.txt", "sweep.json"):
+        assert stat.S_IMODE((nobody / "s" / name).stat().st_mode) == 0o600
 
 
 # --- submission -------------------------------------------------------------------------------
