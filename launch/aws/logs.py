@@ -36,6 +36,7 @@ class Log:
         self._job, self._clients = job, clients
         self._token: dict[str, str] = {}
         self._count = 0
+        self._unread: list[Line] = []  # of a call that an error has ended
 
     def streams(self) -> list[str]:
         """One for each host and start: `<job>/algo-1-<when>`. [] before the first line."""
@@ -54,11 +55,12 @@ class Log:
     def read(self, host: str | None = None) -> list[Line]:
         """The lines since the last call, in the order of their times; of one host, if it is
         given."""
-        lines: list[Line] = []
         for stream in self.streams():
             if host is None or host_of(stream) == host:
-                lines += self._read(stream, host_of(stream))
-        return sorted(lines)
+                for line in self._read(stream, host_of(stream)):
+                    self._unread.append(line)
+        lines, self._unread = sorted(self._unread), []
+        return lines
 
     def _read(self, stream: str, host: str) -> Iterator[Line]:
         logs = self._clients("logs")

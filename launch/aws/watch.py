@@ -101,9 +101,9 @@ def _one(
 ) -> tuple[ends.End, list[Line]]:
     """Follow the newest job to its end; all lines of its log."""
     name, log = record.newest.name, Log(record.newest.name, clients)
-    display, train_steps = Display(interval=1), _train_steps(run_dir)
+    display = Display(interval=1)
+    progress = _Progress(display, _train_steps(run_dir), record.nodes)
     lines: list[Line] = []
-    step: int | None = None
     shown = ""
     while True:
         job = _patiently(lambda: jobs.describe(name, clients), clients, sleep)
@@ -118,10 +118,10 @@ def _one(
         new = _patiently(log.read, clients, sleep)
         lines += new
         for line in new:
-            step = _show(line, display, train_steps, record.nodes, step)
+            progress.show(line)
         if ended:
             display.close()
-            return ends.of(job, step), lines
+            return ends.of(job, progress.step), lines
         display.tick()
         sleep(POLL)
 
@@ -146,19 +146,30 @@ def _state(job: jobs.Described) -> str:
     return f"{jobs.state(job)}: {more}" if more else jobs.state(job)
 
 
-def _show(
-    line: Line, display: Display, train_steps: int | None, nodes: int, step: int | None
-) -> int | None:
-    """Show one line; the last step so far."""
-    event = read_log_line(line.text)
-    if event is None:
-        display.message(line.text if nodes == 1 else f"{line.host}  {line.text}")
-        return step
-    if event["event"] == "step" and train_steps:
-        display.event({**event, "train_steps": train_steps})
-    else:
-        display.message(line.text)
-    return int(event["step"])
+class _Progress:
+    """Shows a job's lines, its steps as progress. train_steps: None where no plan is at hand."""
+
+    def __init__(self, display: Display, train_steps: int | None, nodes: int) -> None:
+        self._display, self._train_steps, self._nodes = display, train_steps, nodes
+        self.step: int | None = None  # the last one so far
+        self._at = 0  # milliseconds, of its line
+
+    def show(self, line: Line) -> None:
+        event = read_log_line(line.text)
+        if event is None:
+            text = line.text if self._nodes == 1 else f"{line.host}  {line.text}"
+            self._display.message(text)
+            return
+        if event["event"] == "step" and self._train_steps:
+            # Not every step has a line.
+            done = event["step"] - self.step if self.step is not None else 0
+            if done > 0:
+                event["step_s"] = (line.time - self._at) / 1000 / done
+            self._display.event({**event, "train_steps": self._train_steps})
+        else:
+            self._display.message(line.text)
+        if event["event"] == "step":
+            self.step, self._at = event["step"], line.time
 
 
 def last_event(lines: list[Line]) -> dict[str, Any] | None:

@@ -59,6 +59,17 @@ class TestProgress:
         assert "algo-2  network: EFA\n" in screen
         assert "step 50/100  loss 2.5000  MFU 40.0%\n" in screen
 
+    def test_seconds_a_step_are_from_the_lines_times(
+        self, account: Account, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        account.goes([TRAINING, COMPLETED])
+        lines = [(0, "step=10 loss=2.5"), (20, "step=20 loss=2.4"), (40, "step=30 loss=2.3")]
+        account.log(NAME, "algo-1", *lines)
+        follow(run_dir)
+        screen = capsys.readouterr().out
+        assert "step 20/100  loss 2.4000  2 s/step\n" in screen
+        assert "step 30/100  loss 2.3000  2 s/step  2:20 left\n" in screen
+
     def test_ctrl_c_leaves_the_job_alone(
         self, account: Account, run_dir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
