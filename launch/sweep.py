@@ -128,7 +128,8 @@ def close(jobs: Sequence[Job], base: Path | None) -> int:
 
 def _write(path: Path, text: str, jobs: Sequence[Job]) -> None:
     """The words of jobs elsewhere name accounts: for their owner only."""
-    if any(word.startswith("launch") for job in jobs for word in job.overrides):
+    private = ("launch.", "launch=sagemaker")
+    if any(word.startswith(private) for job in jobs for word in job.overrides):
         run_folder.write_private(path, text)
     else:
         path.write_text(text)
