@@ -1,12 +1,13 @@
 """Asks the installed Megatron what it makes of plans: `python -m tests.planning.ask_megatron`.
 
 A question is a line of JSON: `arguments`, `environment`, `world_size`, `capability` (of the GPU;
-null: a CPU). The answer is one too: `refused` says at which step and why, or is null; `silent` has
-the arguments that the plan does not give and Megatron changed by itself.
+null: a CPU), `model`, `backend`. The answer is one too: `refused` says why, or is null; `silent`
+has the arguments that the plan does not give and Megatron changed by itself.
 
 Nothing is computed and no GPU is needed: what Megatron asks of the machine is answered for the
-plan's, and process groups are torch's fake ones. Without Transformer Engine its version is answered
-too, and its fused Adam and its recipes are left out.
+plan's, process groups are torch's fake ones, and layers are built at full width without memory.
+Without Transformer Engine its version is answered too, and its fused Adam, its recipes and its
+layers are left out.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import contextlib
 import io
 import json
 import logging
+import math
 import os
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +35,15 @@ from megatron.core.fp4_utils import get_fp4_recipe
 from megatron.core.fp8_utils import get_fp8_recipe
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer import TransformerConfig
 from megatron.training import argument_utils, arguments, training
 from packaging.version import Version
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from models.build import build
+from planning.findings import MachineError
+from planning.schema import ModelConfig
 from training.arguments import forced, plain
 
 HAVE_TE = find_spec("transformer_engine") is not None
@@ -89,14 +95,21 @@ def _prepare() -> None:
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(
         major=CAPABILITY[0], minor=CAPABILITY[1]
     )
+    torch.cuda.Stream = torch.cuda.Event = torch.cuda.current_stream = lambda *_, **__: None
+    trackers: list[Any] = [random.CudaRNGStatesTracker]
     if HAVE_TE:
+        from megatron.core.extensions.transformer_engine import TECudaRNGStatesTracker
         from transformer_engine.pytorch import quantization
+
+        trackers.append(TECudaRNGStatesTracker)
 
         quantization.get_device_compute_capability = lambda: tuple(CAPABILITY)
         quantization.torch.version.cuda = "13.0"  # what the GPU machine's torch is built with
     else:
         utils.get_te_version = lambda: TE_VERSION
         rope_utils.fused_apply_rotary_pos_emb = lambda *_: None
+    for tracker in trackers:  # of a GPU's random numbers
+        tracker.fork = lambda *_, **__: contextlib.nullcontext()
 
 
 def ask(plan: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +132,7 @@ def ask(plan: dict[str, Any]) -> dict[str, Any]:
         refused = _differs(args, config, names)
         for step in STEPS:
             step(args, config)
+        _layers(args, config, ModelConfig.model_validate(plan["model"]), plan["backend"])
     except SystemExit as error:
         return _answer(f"the parser ends with {error}")
     except Exception as error:
@@ -179,23 +193,76 @@ def _groups(args: Namespace, config: TransformerConfig) -> None:
 
 @cache
 def _group_problem(world: int, tp: int, pp: int, vpp: int | None, cp: int, ep: int) -> str | None:
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    _live_groups.cache_clear()
     try:
-        parallel_state.initialize_model_parallel(
-            tp,
-            pp,
-            vpp,
-            context_parallel_size=cp,
-            expert_model_parallel_size=ep,
-            expert_tensor_parallel_size=tp,
-            create_gloo_process_groups=False,
-        )
+        _make_groups(world, tp, pp, vpp, cp, ep)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    finally:
+    return None
+
+
+def _make_groups(world: int, tp: int, pp: int, vpp: int | None, cp: int, ep: int) -> None:
+    if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
-    return None
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    parallel_state.initialize_model_parallel(
+        tp,
+        pp,
+        vpp,
+        context_parallel_size=cp,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=tp,
+        create_gloo_process_groups=False,
+    )
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+def _layers(args: Namespace, config: TransformerConfig, model: ModelConfig, backend: str) -> None:
+    """The embedding, the first block of the first stage, and the output layer, of one rank."""
+    if backend == "te" and not HAVE_TE:
+        return
+    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    vpp = args.virtual_pipeline_model_parallel_size
+    _live_groups(tp, pp, vpp, args.context_parallel_size, args.expert_model_parallel_size)
+    segments = args.hybrid_layer_pattern.split("|")
+    pattern = "|".join(segment[: len(model.pattern)] for segment in segments)
+    config.init_model_with_meta_device, config.perform_initialization = True, False
+    if config.fp4 or args.fp8_recipe == "delayed":
+        config.fp8_param = config.fp4_param = False  # their weights are made by kernels
+    try:
+        with _a_gpu_without_memory():
+            build(
+                model,
+                config,
+                args.padded_vocab_size,
+                pattern,
+                vp_stage=None if vpp is None else 0,
+                backend=backend,  # type: ignore[arg-type]
+            )
+    except MachineError:
+        pass  # a layer whose kernels are not here
+
+
+@lru_cache(maxsize=1)
+def _live_groups(tp: int, pp: int, vpp: int | None, cp: int, ep: int) -> None:
+    """Groups of the fewest ranks with these sizes, until the next call with others."""
+    _make_groups(tp * pp * math.lcm(cp, ep), tp, pp, vpp, cp, ep)
+
+
+@contextlib.contextmanager
+def _a_gpu_without_memory() -> Iterator[None]:
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)  # the last model's
+    there, here = torch.cuda.is_available, torch.cuda.current_device
+    torch.cuda.is_available, torch.cuda.current_device = lambda: True, lambda: torch.device("meta")
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.cuda.is_available, torch.cuda.current_device = there, here
 
 
 STEPS: list[Callable[[Namespace, TransformerConfig], None]] = [
