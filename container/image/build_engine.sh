@@ -20,6 +20,7 @@ cuda=$(python -c 'import torch; print(torch.version.cuda)' | tr . -)
 if command -v dnf >/dev/null 2>&1; then
   dnf install -y "cuda-libraries-devel-$cuda" "cuda-nvtx-$cuda" "cuda-profiler-api-$cuda"
 fi
+python -m pip --version >/dev/null 2>&1 || python -m ensurepip
 python -m pip install --no-cache-dir ninja pybind11 setuptools wheel
 
 # torch's own cuDNN and NCCL: headers and libraries of one version.
