@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from planning import throughput
 from planning.findings import Finding
 from planning.rules.base import Facts
@@ -36,10 +34,6 @@ def check(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> list[F
     return [finding for finding in found if finding is not None]
 
 
-def _estimate(facts: Facts, config: RunConfig) -> throughput.Estimate | None:
-    return throughput.estimate(config, replace(facts, config=config))
-
-
 def _warning(id: str, setting: str, message: str, fix: str) -> Finding:
     return Finding(id, "warning", setting, message, fix, "planning/throughput.py")
 
@@ -47,7 +41,7 @@ def _warning(id: str, setting: str, message: str, fix: str) -> Finding:
 def _low_precision(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
     if config.precision.format == "none":
         return None
-    plain = _estimate(facts, in_bf16(config))
+    plain = throughput.estimate(in_bf16(config), facts)
     if plain is None or (gain := plain.step_s / speed.step_s) >= WORTH:
         return None
     return _warning(
@@ -66,7 +60,7 @@ def _micro_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) ->
     if training.global_batch_size % (doubled * facts.data_parallel):
         return None
     larger = training.model_copy(update={"micro_batch_size": doubled})
-    other = _estimate(facts, config.model_copy(update={"training": larger}))
+    other = throughput.estimate(config.model_copy(update={"training": larger}), facts)
     if other is None or (gain := speed.step_s / other.step_s) < MORE:
         return None
     return _warning(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -74,6 +74,8 @@ def estimate(config: RunConfig, facts: Facts) -> Estimate | None:
 
     `config.layout` is complete and legal. Raises ChoiceError: an impossible pattern or formula.
     """
+    if facts.config is not config:
+        facts = replace(facts, config=config)
     model, precision, gpu = config.model, config.precision, facts.gpu
     peak, operations = (
         peak_tflops(gpu, precision),
