@@ -190,15 +190,20 @@ def _speed_rows(resolution: Resolution) -> list[tuple[str, str]]:
 
 
 def seconds(number: float) -> str:
-    """0.1842 -> '184 ms', 12.31 -> '12.3 s'."""
-    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.3g} s"
+    """0.1842 -> '184 ms', 12.31 -> '12.3 s', 6420 -> '6,420 s'."""
+    if number < 1:
+        return f"{number * 1000:.0f} ms"
+    return f"{number:.3g} s" if number < 1000 else f"{number:,.0f} s"
 
 
 def duration(hours: float) -> str:
     """0.05 -> '3 minutes', 30 -> '30 hours', 100 -> '4.2 days'."""
     if hours < 1:
         return f"{hours * 60:.0f} minutes"
-    return f"{hours:.3g} hours" if hours < 48 else f"{hours / 24:,.3g} days"
+    if hours < 48:
+        return f"{hours:.3g} hours"
+    days = hours / 24
+    return f"{days:.3g} days" if days < 1000 else f"{days:,.0f} days"
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
