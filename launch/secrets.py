@@ -70,6 +70,11 @@ def _mixed(text: str) -> bool:
     return all(any(test(c) for c in text) for test in (str.islower, str.isupper, str.isdigit))
 
 
+# Settings whose values stand under names of the user's: such a name may tell.
+_NAMED = ("launch.environment", "launch.tags", "launch.annotations")
+_ASSIGNED = re.compile(r"(?:--[\w-]+[= ])?([A-Za-z_]\w*)=(.+)")  # --env=NAME=VALUE
+
+
 def check(config: RunConfig) -> list[Finding]:
     """An error for every setting that seems to hold a secret; none repeats it."""
     return [
@@ -81,17 +86,23 @@ def check(config: RunConfig) -> list[Finding]:
 def _found(setting: str, value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _found(f"{setting}.{key}".lstrip("."), inner, str(key))
+            told = str(key) if setting in _NAMED else ""
+            yield from _found(f"{setting}.{key}".lstrip("."), inner, told)
     elif isinstance(value, list):
         for inner in value:
-            yield from _found(setting, inner, name)
-    elif isinstance(value, str) and (what := kind(value, name)):
-        yield setting, what
+            yield from _found(setting, inner)
+    elif isinstance(value, str):
+        what = kind(value, name)
+        if what is None and setting == "launch.options" and (pair := _ASSIGNED.fullmatch(value)):
+            what = kind(pair[2], pair[1])
+        if what is not None:
+            yield setting, what
 
 
 def redact(word: str) -> str:
     """A word of the command line as it may be kept: without what seems a secret."""
     name, equals, value = word.partition("=")
-    if equals and kind(value, name.rpartition(".")[2]):
+    group, _, last = name.lstrip("+").rpartition(".")
+    if equals and kind(value, last if group in _NAMED else ""):
         return f"{name}=<secret>"
     return "<secret>" if kind(word) else word

@@ -79,6 +79,28 @@ def test_any_setting_of_a_run_is_looked_at(words: tuple[str, ...], setting: str)
         assert value not in str(found)
 
 
+def test_options_may_set_variables_too() -> None:
+    (found,) = secrets.check(
+        choose("docker", "launch.options=['--env=API_TOKEN=zx81-spectrum-48k']")
+    )
+    assert found.setting == "launch.options"
+    assert secrets.check(choose("docker", "launch.options=['--cpuset-cpus=0-63']")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("sagemaker", ("launch.output_kms_key=1234abcd-12ab-34cd-56ef-1234567890ab",)),
+        ("sagemaker", ("launch.output_kms_key=alias/our-training-runs",)),
+        ("kubernetes", ("launch.tolerations=[{key: nvidia.com/gpu, operator: Exists}]",)),
+        ("sagemaker", ("launch.tags.cost-center=research-4711",)),
+        ("sagemaker", ("launch.channels.tokens=s3://team-data/tokens-2026-v2",)),
+    ],
+)
+def test_names_of_our_own_tell_nothing(kind: str, words: tuple[str, ...]) -> None:
+    assert secrets.check(choose(kind, *words)) == []
+
+
 def test_no_choice_of_conf_looks_like_a_secret() -> None:
     for kind in ("local", "plan", "sagemaker", "slurm", "docker", "kubernetes"):
         assert secrets.check(choose(kind)) == []
