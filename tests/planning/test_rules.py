@@ -29,6 +29,29 @@ class Example:
         return f"{self.rule}: {self.breaks}"
 
 
+# What Megatron and Transformer Engine refuse and no choice can ask for, so that it needs no rule:
+#
+#   fp4 together with fp8                     precision.format is one of them
+#   layers per virtual stage, uneven stages,  the plan's pattern has its `|` (planning/pattern.py)
+#   PP without a split, pipeline_dtype
+#   max_position_embeddings < seq_length      the plan gives the same number for both
+#   overlap of parameters alone               layout.overlap is both or none
+#   optimizer's dtypes without precision-     the plan asks for it where moments are not FP32
+#   aware optimizer
+#   reuse of MXFP8's gradient buffer without  the plan asks for it with MXFP8 weights, and never
+#   FP8 weights, or with Megatron-FSDP        with Megatron-FSDP
+#   CUDA_DEVICE_MAX_CONNECTIONS,              planning/environment.py
+#   NCCL_GRAPH_REGISTER
+#   full recompute without method or layers   the plan gives both
+#   fused cross entropy of TE, fused gradient no setting; the plan has the native one, and none
+#   accumulation without APEX
+#   FP8 output layer, CPU offload, meta       no setting
+#   device, nccl_ub, TP overlap, distributed
+#   saved activations, graphs of modules,
+#   packed sequences, 4over6 of NVFP4
+#
+# What only the files of an earlier run show, a checkpoint's format or an odd number of ranks, is
+# launch/checks.py's.
 LLAMA = "model=llama3_8b hardware=b200 layout=custom layout.sharding=optimizer layout.overlap=true"
 FULL = "layout.recompute=full"  # llama3_8b fits on one B200
 FSDP = "layout.sharding=fsdp"
