@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from planning import throughput
+from dataclasses import replace
+
+from planning import memory, throughput
 from planning.findings import Finding
+from planning.hardware import GIB
 from planning.rules.base import Facts
 from planning.schema import RunConfig
 
@@ -59,16 +62,21 @@ def _micro_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) ->
     size, doubled = training.micro_batch, 2 * training.micro_batch
     if training.global_batch_size % (doubled * facts.data_parallel):
         return None
-    larger = training.model_copy(update={"micro_batch_size": doubled})
-    other = throughput.estimate(config.model_copy(update={"training": larger}), facts)
+    larger = config.model_copy(
+        update={"training": training.model_copy(update={"micro_batch_size": doubled})}
+    )
+    other = throughput.estimate(larger, facts)
     if other is None or (gain := speed.step_s / other.step_s) < MORE:
+        return None
+    held, room = memory.estimate(replace(facts, config=larger)), memory.capacity_gib(facts)
+    if held is not None and room is not None and held.needed > room * GIB:
         return None
     return _warning(
         "micro-batch",
         "training.micro_batch_size",
         f"{size} gives the GPU little to do at a time: {doubled} is predicted to be "
         f"{gain - 1:.0%} faster",
-        f"take {doubled} if it fits; layout.cuda_graph=full helps where launches are what costs",
+        f"take {doubled}; layout.cuda_graph=full helps too where launches are what costs",
     )
 
 

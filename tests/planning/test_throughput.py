@@ -249,6 +249,18 @@ def test_a_micro_batch_that_leaves_the_gpu_idle_is_said() -> None:
     assert "micro-batch" not in warnings(*NODE, "model=gpt_8b")
 
 
+def test_a_micro_batch_that_would_not_fit_is_no_advice() -> None:
+    words = (*ALONE, "model=gpt_160m", "model.seq_length=512", "training.global_batch_size=64")
+    needed = []
+    for size in (8, 16):
+        held = resolve(choose((*words, f"training.micro_batch_size={size}"))).held
+        assert held is not None
+        needed.append(held.needed / 2**30)
+    between = f"hardware.memory_gib={sum(needed) / 2:.3f}"
+    assert "micro-batch" in warnings(*words, "training.micro_batch_size=8")
+    assert "micro-batch" not in warnings(*words, "training.micro_batch_size=8", between)
+
+
 def test_a_global_batch_of_few_micro_batches_is_said() -> None:
     few = warnings(*ALONE, "model=gpt_1b", "model.seq_length=1024", "training.global_batch_size=1")
     assert "1 micro batch a GPU" in few["global-batch-small"]
