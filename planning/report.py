@@ -53,8 +53,14 @@ def layout_line(layout: LayoutConfig, data_parallel: int) -> str:
             "fsdp2": "FSDP2",
         }[layout.sharding or "none"]
     )
-    if layout.recompute != "none":
-        parts.append(f"recompute {layout.recompute}")
+    if layout.recompute == "selective":
+        parts.append(f"recompute {', '.join(layout.recompute_modules)}")
+    elif layout.recompute == "full" and layout.recompute_layers is not None:
+        parts.append(f"recompute the first {layout.recompute_layers} blocks of a stage")
+    elif layout.recompute == "full":
+        parts.append("recompute full")
+    if layout.cuda_graph == "full":
+        parts.append("CUDA graph")
     return ", ".join(parts)
 
 
@@ -142,8 +148,12 @@ def _memory_rows(resolution: Resolution, unit: str) -> list[tuple[str, str]]:
 def _search_rows(resolution: Resolution) -> list[tuple[str, str]]:
     """The layouts that were compared, and why each lost."""
     found = resolution.options
-    if found is None or not found.best:
+    if found is None:
         return []
+    if not found.best:
+        near = found.too_large[0]
+        return [("compared", f"{found.tried:,} estimates: none fits; the nearest needs "
+                             f"{size(near.memory.needed)} a GPU")]  # fmt: skip
     rows = [("compared", f"{found.tried:,} estimates; the fastest of each split that fits:")]
     taken = found.best[0]
     for rank, option in enumerate(found.best[:SHOWN], 1):

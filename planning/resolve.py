@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning import advice, environment, megatron_args, memory, rules, search, throughput
+from planning import advice, changes, environment, megatron_args, memory, rules, search, throughput
 from planning.findings import ChoiceError, Finding, did_you_mean, errors
 from planning.hardware import GIB, GPUS
 from planning.parameters import Parameters, count, padded_vocab_size
@@ -186,7 +186,7 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
     parts = sorted(held.parts.items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {size / GIB:,.0f}" for name, size in parts[:3])
     if needed > room:
-        ways = [str(change) for change in search.changes(facts)]
+        ways = [str(change) for change in changes.that_fit(facts)]
         return [
             Finding(
                 "memory",

@@ -1,4 +1,4 @@
-"""layout=auto: the fastest legal layout that fits; and what would make one fit that does not.
+"""layout=auto: the fastest legal layout that fits.
 
 Every combination of sharding, tensor, pipeline, virtual pipeline, context and expert parallelism,
 micro batch size, recompute and CUDA graph is estimated (planning/memory.py, throughput.py). What a
@@ -7,8 +7,8 @@ person has set stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from planning import memory, rules, throughput
@@ -23,6 +23,13 @@ LARGEST_MICRO_BATCH = 64
 # A graph is taken where it gains this much: it costs start-up time and some memory.
 GRAPH_GAIN = 1.02
 SHOWN = 5
+OF_SHAPES = {"quantised-shapes"}  # rules that a larger micro batch may meet
+Split = tuple[object, ...]
+
+
+def split_of(facts: Facts) -> Split:
+    """What makes it another way to use the GPUs."""
+    return (facts.tp, facts.pp, facts.cp, facts.ep, facts.layout.sharding)
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,8 @@ class Option:
         return self.facts.config
 
     @property
-    def split(self) -> tuple[object, ...]:
-        """What makes it another way to use the GPUs."""
-        layout = self.facts.layout
-        return (self.facts.tp, self.facts.pp, self.facts.cp, self.facts.ep, layout.sharding)
+    def split(self) -> Split:
+        return split_of(self.facts)
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,9 @@ class Search:
     tried: int
 
 
-@dataclass(frozen=True)
-class Change:
-    """Settings that make a choice fit, and the step's time against that before (1.1: 10% more)."""
-
-    settings: str
-    step: float
-
-    def __str__(self) -> str:
-        more = (
-            f"{self.step - 1:.0%} slower" if self.step >= 1 else f"{1 / self.step - 1:.0%} faster"
-        )
-        return f"{self.settings} ({more})"
+def wrong(facts: Facts) -> set[str]:
+    """The rules that it breaks, whatever this machine has."""
+    return {finding.id for finding in errors(rules.check(facts)) if not finding.machine}
 
 
 def complete(config: RunConfig) -> bool:
@@ -102,15 +98,18 @@ def run(config: RunConfig, blocks: list[str]) -> Search | None:
     if complete(config):
         return None
     searched = _Searched(config, blocks)
+    if searched.option(searched.base) is None:
+        return None
     for split in searched.splits():
         searched.try_split(split)
-    if not searched.options and not searched.too_large:
+    if not searched.best and not searched.too_large:
         return None
-    fastest: dict[tuple[object, ...], Option] = {}
-    for option in sorted(searched.options, key=lambda option: option.speed.step_s):
-        fastest.setdefault(option.split, option)
-    nearest = sorted(searched.too_large, key=lambda option: option.memory.needed)
-    return Search(list(fastest.values()), nearest, searched.tried)
+    fastest = sorted(searched.best.values(), key=lambda option: option.speed.step_s)
+    nearest: dict[Split, Option] = {}
+    for option in sorted(searched.too_large, key=lambda option: option.memory.needed):
+        if option.split not in searched.best:  # another number of virtual stages may fit
+            nearest.setdefault(option.split, option)
+    return Search(fastest, list(nearest.values()), searched.tried)
 
 
 def _open(layout: LayoutConfig, **values: Any) -> dict[str, Any]:
@@ -133,26 +132,27 @@ class _Searched:
         self.base = self.facts(plain(config))
         capacity = memory.capacity_gib(self.base)
         self.room = None if capacity is None else capacity * GIB * (1 - MARGIN)
-        self.options: list[Option] = []
+        self.best: dict[Split, Option] = {}
         self.too_large: list[Option] = []
         self.tried = 0
 
     def facts(self, config: RunConfig) -> Facts:
         return Facts(config, config.layout, self.blocks)
 
-    def legal(self, facts: Facts) -> bool:
-        return not any(not finding.machine for finding in errors(rules.check(facts)))
-
-    def option(self, facts: Facts) -> Option | None:
+    def held(self, facts: Facts) -> memory.Estimate | None:
         self.tried += 1
-        held = memory.estimate(facts)
+        return memory.estimate(facts)
+
+    def option(self, facts: Facts, held: memory.Estimate | None = None) -> Option | None:
+        held = held or self.held(facts)
         speed = throughput.estimate(facts.config, facts) if held is not None else None
         return Option(facts, held, speed) if held is not None and speed is not None else None
 
-    def fits(self, facts: Facts) -> bool:
-        self.tried += 1
-        held = memory.estimate(facts)
-        return held is not None and (self.room is None or held.needed <= self.room)
+    def fitting(self, facts: Facts) -> memory.Estimate | None:
+        """The estimate, where it fits."""
+        held = self.held(facts)
+        fits = held is not None and (self.room is None or held.needed <= self.room)
+        return held if fits else None
 
     def splits(self) -> Iterator[dict[str, Any]]:
         """Ways to use the GPUs, by what they set of the layout."""
@@ -196,66 +196,94 @@ class _Searched:
         return [whole, "fsdp"] if self.base.world_size > 1 and pp == 1 else [whole]
 
     def try_split(self, split: dict[str, Any]) -> None:
-        """Add the split's options: the largest micro batches that fit, with as little recompute as
-        they need."""
+        """Keep the split's fastest option: of the micro batches that fit, each with as little
+        recompute as it needs."""
         training = self.config.training
         chosen = training.micro_batch_size
         sizes = [chosen] if chosen else [2**n for n in range(LARGEST_MICRO_BATCH.bit_length())]
-        added = False
+        needed: dict[str, Any] = {"recompute": "none"}  # a larger micro batch needs no less
         for size in sizes:
-            base = _with(
-                self.config,
-                size,
-                **split,
-                **_open(self.layout, recompute="none", cuda_graph="none"),
-            )
-            facts = self.facts(base)
-            if training.global_batch_size % (size * facts.data_parallel) or not self.legal(facts):
-                break
-            fitting = self._recompute(facts)
-            if fitting is None:
-                if not added:
-                    full = _with(base, **_open(self.layout, recompute="full"))
-                    if option := self.option(self.facts(full)):
-                        self.too_large.append(option)
-                break
-            option = self.option(fitting)
-            if option is None:
-                break
-            added = True
-            self.options.append(self._graph(option))
+            base = _with(self.config, size, **split, **_open(self.layout, cuda_graph="none"))
+            if training.global_batch_size % (size * self.facts(base).data_parallel):
+                return
+            facts = self.facts(_with(base, **_open(self.layout, recompute="none")))
+            if broken := wrong(facts):
+                if broken <= OF_SHAPES:
+                    continue  # a larger one may be legal
+                return
+            before = self.best.get(split_of(facts))
+            if before is not None and not self._may_win(base, needed, before):
+                continue
+            found = self._least_recompute(facts, needed.get("recompute_layers") or 1)
+            if not found:
+                full = self.facts(_with(base, **_open(self.layout, recompute="full")))
+                if option := self.option(full):
+                    self.too_large.append(option)
+                return
+            for option in map(self._graph, found):
+                best = self.best.get(option.split)
+                if best is None or option.speed.step_s < best.speed.step_s:
+                    self.best[option.split] = option
+            layout = found[-1].config.layout
+            if layout.recompute == "full" and len(found) == 1:
+                needed = {"recompute": "full", "recompute_layers": layout.recompute_layers}
 
-    def _recompute(self, facts: Facts) -> Facts | None:
-        """The facts with as few blocks recomputed as fit; None: even all are too few."""
-        if self.fits(facts):
-            return facts
+    def _may_win(self, base: RunConfig, needed: dict[str, Any], best: Option) -> bool:
+        """Whether it can be faster than `best`, with the recompute that it needs at least and with
+        no launch gaps, as under a CUDA graph."""
+        open_ = _open(self.layout, recompute=needed["recompute"])
+        if open_ and "recompute_layers" in needed:
+            open_["recompute_layers"] = needed["recompute_layers"]
+        facts = self.facts(_with(base, **open_))
+        speed = throughput.estimate(facts.config, facts)
+        if speed is None:
+            return False
+        return speed.step_s - speed.parts.get(throughput.GAPS, 0.0) < best.speed.step_s
+
+    def _least_recompute(self, facts: Facts, low: int) -> list[Option]:
+        """What fits with the least computed again: nothing; or the MLPs, and the fewest blocks
+        (at least `low` of a stage), whichever is faster. Empty: nothing fits."""
+        if held := self.fitting(facts):
+            return self._options([(facts, held)])
         if self.layout.recompute is not None:
-            return None
+            return []
+        found = []
+        mlp = self.facts(_with(facts.config, recompute="selective", recompute_modules=["mlp"]))
+        if not wrong(mlp) and (held := self.fitting(mlp)):
+            found.append((mlp, held))
 
-        def recomputing(number: int | None) -> Facts:
-            return self.facts(_with(facts.config, recompute="full", recompute_layers=number))
+        def recomputing(number: int | None) -> tuple[Facts, memory.Estimate | None]:
+            some = self.facts(_with(facts.config, recompute="full", recompute_layers=number))
+            return some, self.fitting(some)
 
-        every = recomputing(None)
-        if not self.legal(every) or not self.fits(every):
-            return None
-        low, high = 1, facts.num_blocks // (facts.pp * facts.vpp)  # `high` blocks fit, or all
+        blocks = facts.num_blocks // (facts.pp * facts.vpp)  # of a stage
+        every, held = recomputing(None)
+        if held is None or wrong(every):
+            return self._options(found)
+        fits, high = (every, held), blocks
         while low < high:
             middle = (low + high) // 2
-            if self.fits(recomputing(middle)):
-                high = middle
-            else:
+            some, held = recomputing(middle)
+            if held is None:
                 low = middle + 1
-        part = recomputing(low)
-        # All blocks as whole units keep less than all their layers do.
-        return part if low < facts.num_blocks // (facts.pp * facts.vpp) else every
+            else:
+                fits, high = (some, held), middle
+        return self._options([*found, fits])
+
+    def _options(self, found: list[tuple[Facts, memory.Estimate]]) -> list[Option]:
+        options = [self.option(facts, held) for facts, held in found]
+        return [option for option in options if option is not None]
 
     def _graph(self, option: Option) -> Option:
+        gaps = option.speed.parts.get(throughput.GAPS, 0.0)
+        without = option.speed.step_s - gaps
         if self.layout.cuda_graph is not None or option.facts.pp > 1:
             return option
-        facts = self.facts(_with(option.config, cuda_graph="full"))
-        if not self.legal(facts) or not self.fits(facts):
+        if option.speed.step_s < GRAPH_GAIN * without:
             return option
-        graph = self.option(facts)
+        facts = self.facts(_with(option.config, cuda_graph="full"))
+        held = self.fitting(facts) if not wrong(facts) else None
+        graph = self.option(facts, held) if held else None
         if graph is None or option.speed.step_s / graph.speed.step_s < GRAPH_GAIN:
             return option
         return graph
@@ -273,82 +301,3 @@ def why_slower(option: Option, best: Option) -> str:
     part = max(extra, key=lambda name: extra[name])
     slower = option.speed.step_s / best.speed.step_s - 1
     return f"{slower:.0%} slower: {part} +{extra[part] / best.speed.step_s:.0%} of a step"
-
-
-# --- what would make it fit --------------------------------------------------------------------
-
-
-def changes(facts: Facts, most: int = 3) -> list[Change]:
-    """The settings that make a choice fit which does not, the fastest first: one each, or two
-    where no single one is enough."""
-    before = throughput.estimate(facts.config, facts)
-    capacity = memory.capacity_gib(facts)
-    if before is None or capacity is None:
-        return []
-    single = list(_single(facts.config))
-    found = _fitting(facts, single, before.step_s)
-    if not found:
-        pairs = (
-            {**first, **second}
-            for index, first in enumerate(single)
-            for second in single[index + 1 :]
-            if not first.keys() & second.keys()
-        )
-        found = _fitting(facts, pairs, before.step_s)
-    return sorted(found, key=lambda change: change.step)[:most]
-
-
-def _single(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Changes of one thing, as settings."""
-    layout, training, precision = config.layout, config.training, config.precision
-    if layout.recompute != "full":
-        yield {"layout.recompute": "full"}
-        yield {"layout.recompute": "full", "layout.recompute_layers": config.model.num_layers // 2}
-    size = training.micro_batch_size or 1
-    while size > 1:
-        size //= 2
-        yield {"training.micro_batch_size": size}
-    if layout.sharding in ("none", "optimizer"):
-        yield {"layout.sharding": "fsdp", "layout.overlap": True}
-    if layout.sharding == "none" and training.optimizer.name == "adam":
-        yield {"layout.sharding": "optimizer"}
-    for degree in (2, 4, 8):
-        if degree > (layout.tensor_parallel or 1):
-            yield {"layout.tensor_parallel": degree, "layout.sequence_parallel": True}
-        if degree > (layout.pipeline_parallel or 1):
-            yield {"layout.pipeline_parallel": degree}
-    if precision.optimizer_moments == "fp32":
-        yield {"precision.optimizer_moments": "bf16"}
-    if precision.gradients == "fp32" and precision.dtype == "bf16":
-        yield {"precision.gradients": "bf16"}
-    if precision.format != "none" and not precision.param_gather:
-        yield {"precision.param_gather": True}
-    for more in (2, 4):
-        yield {"hardware.nodes": more * config.hardware.nodes}
-
-
-def _fitting(facts: Facts, settings: Iterable[dict[str, Any]], before: float) -> list[Change]:
-    found = []
-    for change in settings:
-        config = facts.config
-        for name, value in change.items():
-            group, _, setting = name.partition(".")
-            part = getattr(config, group).model_copy(update={setting: value})
-            config = config.model_copy(update={group: part})
-        changed = replace(facts, config=config, layout=config.layout)
-        if any(not finding.machine for finding in errors(rules.check(changed))):
-            continue
-        held, capacity = memory.estimate(changed), memory.capacity_gib(changed)
-        if held is None or capacity is None or held.needed > capacity * GIB * (1 - MARGIN):
-            continue
-        speed = throughput.estimate(config, changed)
-        if speed is not None:
-            said = " ".join(f"{name}={_said(value)}" for name, value in change.items())
-            # More nodes: what counts is the time of the same work on the same GPUs.
-            step = speed.step_s * changed.world_size / facts.world_size
-            found.append(Change(said, step / before))
-    return found
-
-
-def _said(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

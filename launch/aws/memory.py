@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planning import memory, search
+from planning import changes, memory
 from planning.hardware import GIB
 from planning.pattern import blocks
 from planning.plan import load
@@ -88,7 +88,7 @@ def ways(run_dir: Path, wanted: float | None) -> list[str]:
         room *= min(held.needed / GIB / wanted, 1.0)
     hardware = config.hardware.model_copy(update={"memory_gib": room})
     smaller = config.model_copy(update={"hardware": hardware})
-    return [str(change) for change in search.changes(replace(facts, config=smaller))]
+    return [str(change) for change in changes.that_fit(replace(facts, config=smaller))]
 
 
 def _plan_json(run_dir: Path) -> dict[str, Any]:
