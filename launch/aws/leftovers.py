@@ -1,7 +1,7 @@
 """What a run has left in the account, what it costs, and taking away what a person names.
 
-Prices are AWS's list prices for us-east-1 (pages "Amazon S3 pricing", "Amazon ECR pricing",
-"Amazon CloudWatch pricing"), read in 2026; other regions differ by some 20%.
+Prices are round figures for us-east-1, to tell large from small: AWS's pages "Amazon S3 pricing",
+"Amazon ECR pricing" and "Amazon CloudWatch pricing" have those that are billed.
 """
 
 from __future__ import annotations
