@@ -138,11 +138,12 @@ def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Findi
     """(errors: `folder` is of another run; lines: what changed) where a run would continue."""
     saves = checkpoint_folder(config, folder or Path())
     previous = _previous_config(config, folder)
-    saved = checkpoints.newest_complete(saves).taken is not None
+    # What a job has saved is where the job was.
+    saved = checkpoints.newest_complete(saves).taken is not None or _submitted(folder)
     trained = saved or (folder is not None and (folder / "metrics.jsonl").exists())
     # A plan alone may be replaced by another one, but not that of a run.
     if previous is None or config.resume != "auto" or not (
-        trained or config.launch.kind == "local" or _submitted(folder)
+        trained or config.launch.kind == "local"
     ):  # fmt: skip
         return [], []
     after = config.model_dump(mode="json")

@@ -177,10 +177,13 @@ def test_a_run_that_is_submitted_again_is_the_next_job_of_it(
     first, second = team.requests.values()
     assert second["TrainingJobName"] == f"{first['TrainingJobName']}-2"
     assert second["CheckpointConfig"] == first["CheckpointConfig"]
-    # Another model would be another run.
+    # Another model would be another run, and another sharding could not read the checkpoints.
     capsys.readouterr()
-    assert main([*WORDS, *GIVEN, "run_dir=r", "model.num_layers=4"]) == 2
-    assert "holds a run with 10, this one has 4" in capsys.readouterr().err
+    words = ["model.num_layers=4", "layout.sharding=none"]
+    assert main([*WORDS, *GIVEN, "run_dir=r", *words]) == 2
+    said = capsys.readouterr().err
+    assert "holds a run with 10, this one has 4" in said
+    assert "holds checkpoints of sharding=optimizer" in said
     assert len(team.requests) == 2
 
 
