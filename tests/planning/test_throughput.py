@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from benchmarks import throughput_model
-from planning import communication, cost, report, throughput
+from benchmarks import fit, throughput_model
+from planning import communication, cost, kernels, report, throughput
 from planning.pattern import blocks
 from planning.resolve import resolve
 from planning.rules import Facts
@@ -57,6 +58,27 @@ def test_published_steps_are_met() -> None:
     unseen = [row for row in rows if not row.fit]
     assert len(unseen) >= 2 * (len(rows) - len(unseen))
     assert {row.name: row.error for row in rows if abs(row.error) > 0.10} == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "format"),
+    [
+        ("gemm_bf16", "bf16"),
+        ("gemm_fp8_current", "fp8"),
+        ("gemm_fp8_blockwise", "fp8_blockwise"),
+        ("head", "head"),
+    ],
+)
+def test_the_curves_are_those_of_the_kernels(section: str, format: str) -> None:
+    """Products by themselves, which are as much faster as `sustained` says."""
+    rows = json.loads((throughput_model.HERE / "h200/kernels.json").read_text())["sections"]
+    card, steady = kernels.kernels("h200"), kernels.curves()["sustained"]
+    errors = [
+        abs(card.gemm(format, fit.KINDS[row["pass"]], *fit.product(row)) * steady / row["s"] - 1)
+        for row in rows[section]
+    ]
+    assert statistics.median(errors) < 0.06
+    assert statistics.quantiles(errors, n=10)[-1] < 0.17  # nine tenths of them
 
 
 def test_no_figure_of_blackwell_is_called_measured() -> None:
