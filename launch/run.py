@@ -11,7 +11,7 @@ from typing import Any
 from launch import checks, elsewhere, machine, run_folder, secrets
 from launch.display import Display, resume_command, summary
 from planning import report
-from planning.findings import ChoiceError, Finding, MachineError, refuse
+from planning.findings import ChoiceError, Finding, MachineError, Refusal, refuse
 from planning.memory import checkpoint_bytes
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
@@ -26,7 +26,7 @@ WAYS_ON = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended; `result` is of result.json, empty for a plan."""
+    """How a run ended; `result` is of result.json, or of a plan what it predicts."""
 
     exit_status: int
     run_dir: Path | None
@@ -67,8 +67,11 @@ def execute(
         print(line)
     try:
         refuse(findings)
-    except MachineError as refusal:
-        refusal.ways_on = WAYS_ON
+    except Refusal as refusal:
+        if config.launch.kind == "plan":
+            refusal.predicted = report.in_short(resolution)
+        if isinstance(refusal, MachineError):
+            refusal.ways_on = WAYS_ON
         raise
     assert plan is not None
     if config.launch.kind == "plan":
@@ -76,10 +79,12 @@ def execute(
         with run_folder.said_of("run_dir", folder):
             _write_plan(folder, plan, resolution)
         print(f"{'plan':<10} {folder / 'plan.yaml'}")
-        return Ended(0, folder, {}, resolution)
+        return Ended(0, folder, {"predicted": report.in_short(resolution)}, resolution)
     if contained:
         folder = folder or run_folder.default_run_dir(config.model.name)
         with run_folder.lock(folder):
+            for line in changed:
+                print(f"{'changed':<10} {line}")
             way = elsewhere.Way(overrides, findings, dry, siblings)
             status, said = elsewhere.start(folder, plan, resolution, way)
         return Ended(status, folder, said, resolution)

@@ -174,6 +174,7 @@ def test_a_run_that_is_submitted_again_is_the_next_job_of_it(
     team.next_jobs = [[COMPLETED]]
     assert main([*WORDS, *GIVEN, "run_dir=r"]) == 0
     assert main([*WORDS, *GIVEN, "run_dir=r", "training.train_steps=700000"]) == 0
+    assert "changed    training.train_steps: 12000 -> 700000" in capsys.readouterr().out
     first, second = team.requests.values()
     assert second["TrainingJobName"] == f"{first['TrainingJobName']}-2"
     assert second["CheckpointConfig"] == first["CheckpointConfig"]
