@@ -93,7 +93,8 @@ def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[
     except Refusal as refusal:
         print("\n".join(refusal_lines(refusal)), file=sys.stderr, flush=True)
         message = refusal.findings[0].message if refusal.findings else ""
-        return Job(number, kept, refusal.exit_status, None, {}, message)
+        result = {"predicted": dict(refusal.predicted)} if refusal.predicted else {}
+        return Job(number, kept, refusal.exit_status, None, result, message)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr, flush=True)
         return Job(number, kept, STOPPED, None, {}, "stopped")
@@ -136,7 +137,10 @@ def _write(path: Path, text: str, jobs: Sequence[Job]) -> None:
 
 
 def _rows(jobs: Sequence[Job]) -> list[list[str]]:
-    """What ended here has losses and a speed; what runs elsewhere has a name there."""
+    """What ended here has losses and a speed; what runs elsewhere has a name there; of plans there
+    is what they predict."""
+    if any("predicted" in job.result for job in jobs):
+        return _planned(jobs)
     named = any("job" in job.result for job in jobs)
     measured = ["name"] if named else ["loss", "validation", "tokens/s"]
     rows = [["job", "status", *measured, "choice"]]
@@ -150,6 +154,28 @@ def _rows(jobs: Sequence[Job]) -> list[list[str]]:
         if named:
             cells = [str(job.result.get("job", ""))]
         rows.append([str(job.number), _status(job), *cells, " ".join(job.overrides)])
+    return rows
+
+
+def _planned(jobs: Sequence[Job]) -> list[list[str]]:
+    """A price is a column where one is set."""
+    found = [job.result.get("predicted", {}) for job in jobs]
+    priced = any(one.get("usd_per_billion_tokens") for one in found)
+    rows = [["job", "status", "GiB/GPU", "fits", "tokens/s/GPU", "MFU", "GPU-hours/B tokens",
+             *(["USD/B tokens"] if priced else []), "layout", "choice"]]  # fmt: skip
+    for job, one in zip(jobs, found, strict=True):
+
+        def cell(name: str, form: str, one: dict[str, Any] = one) -> str:
+            return format(one[name], form) if one.get(name) is not None else ""
+
+        rows.append([
+            str(job.number), _status(job), cell("needed_gib", ",.0f"),
+            {True: "yes", False: "no"}.get(one.get("fits"), ""),
+            cell("tokens_per_s_per_gpu", ",.0f"), cell("mfu", ".0%"),
+            cell("gpu_hours_per_billion_tokens", ",.3g"),
+            *([cell("usd_per_billion_tokens", ",.0f")] if priced else []),
+            one.get("layout") or "", " ".join(job.overrides),
+        ])  # fmt: skip
     return rows
 
 

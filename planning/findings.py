@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Refusal(Exception):
 
     exit_status = 1
     ways_on = ""  # said after the findings
+    predicted: Mapping[str, Any] = MappingProxyType({})  # of a plan that is refused
 
     def __init__(self, findings: Finding | Iterable[Finding]) -> None:
         self.findings = [findings] if isinstance(findings, Finding) else list(findings)

@@ -64,6 +64,31 @@ def layout_line(layout: LayoutConfig, data_parallel: int) -> str:
     return ", ".join(parts)
 
 
+def layout_words(config: RunConfig, data_parallel: int) -> str:
+    """The same for a column: 'DP4 TP2 FSDP, MBS 2, recompute 12'; optimizer sharding is unsaid."""
+    layout = config.layout
+    degrees = (
+        ("TP", layout.tensor_parallel),
+        ("PP", layout.pipeline_parallel),
+        ("VPP", layout.virtual_pipeline_parallel),
+        ("CP", layout.context_parallel),
+        ("EP", layout.expert_parallel),
+    )
+    parts = [f"DP{data_parallel}", *(f"{name}{n}" for name, n in degrees if (n or 1) > 1)]
+    shown = {"fsdp": "FSDP", "fsdp2": "FSDP2", "none": "replicated"}
+    if layout.sharding in shown and data_parallel > 1:
+        parts.append(shown[layout.sharding])
+    text = f"{' '.join(parts)}, MBS {config.training.micro_batch_size}"
+    return text if layout.recompute == "none" else f"{text}, recompute {recompute_words(layout)}"
+
+
+def recompute_words(layout: LayoutConfig) -> str:
+    """'none', 'MLP', '12' (blocks of each stage) or 'all'."""
+    if layout.recompute == "full":
+        return str(layout.recompute_layers or "all")
+    return "none" if layout.recompute != "selective" else " ".join(layout.recompute_modules)
+
+
 def precision_line(config: RunConfig, start: int, end: int) -> str:
     precision = config.precision
     parts = [precision.name]
@@ -264,6 +289,20 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
         "throughput": asdict(resolution.speed) if resolution.speed else {},
         "cost": asdict(cost.estimate(config, resolution.speed.step_s)) if resolution.speed else {},
         "basis": _basis(resolution),
+    }
+
+
+def in_short(resolution: Resolution) -> dict[str, Any]:
+    """The figures of a plan for a table of many; None: not estimated, or no price."""
+    config, plan = resolution.config, resolution.plan
+    verdict = to_json(resolution)
+    layout = layout_words(config, plan.derived.data_parallel) if plan else None
+    paid = ("gpu_hours_per_billion_tokens", "usd_per_billion_tokens")
+    return {
+        "layout": layout if config.training.micro_batch_size else None,
+        **{name: verdict["memory"][name] for name in ("needed_gib", "capacity_gib", "fits")},
+        **{name: verdict["throughput"].get(name) for name in ("tokens_per_s_per_gpu", "mfu")},
+        **{name: verdict["cost"].get(name) for name in paid},
     }
 
 

@@ -62,6 +62,25 @@ def test_combinations_are_all_values_with_all() -> None:
     assert compose.combinations([]) == [[]]
 
 
+def test_a_sweep_of_plans_says_what_each_is_predicted_to_take(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=gpt_8b", "hardware=p6_b200", "layout=ddp", "training.micro_batch_size=2,16"]
+    priced = "hardware.price_per_node_hour=100"
+    assert main([*PLAN, *words, priced, "run_dir=s"]) == 2
+    table = (here / "s" / "sweep.txt").read_text().splitlines()
+    assert table[0].split("  ")[0] == "job"
+    fits, too_large = ([cell.strip() for cell in line.split("  ") if cell.strip()]
+                       for line in table[1:])  # fmt: skip
+    plan = json.loads((here / "s" / "0" / "plan.json").read_text())
+    assert fits[1:4] == ["done", f"{plan['memory']['needed_gib']:.0f}", "yes"]
+    assert fits[4] == f"{plan['throughput']['tokens_per_s_per_gpu']:,.0f}"
+    assert fits[7] == f"{plan['cost']['usd_per_billion_tokens']:,.0f}"
+    assert fits[8] == "DP8, MBS 2"
+    assert too_large[1:4:2] == ["wrong choice", "no"]
+    assert int(too_large[2]) > plan["memory"]["capacity_gib"]
+
+
 def test_jobs_have_folders_of_one_sweep_and_nothing_else_is_written(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
