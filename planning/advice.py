@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planning import memory, throughput
+from planning import cost, memory, throughput
 from planning.findings import Finding
 from planning.hardware import GIB
 from planning.rules.base import Facts
-from planning.schema import RunConfig
+from planning.schema import RunConfig, SageMakerLaunch, SlurmLaunch
 
 WORTH = 1.03  # a low precision below this gain over BF16 does not pay for its risk
 MORE = 1.10  # a change that gains this much is worth a word
@@ -33,7 +33,8 @@ def in_bf16(config: RunConfig) -> RunConfig:
 
 def check(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> list[Finding]:
     """`speed` is the estimate of `config`, whose layout is complete."""
-    found = (check(config, facts, speed) for check in (_low_precision, _micro_batch, _global_batch))
+    checks = (_low_precision, _micro_batch, _global_batch, _time_limit)
+    found = (check(config, facts, speed) for check in checks)
     return [finding for finding in found if finding is not None]
 
 
@@ -92,4 +93,20 @@ def _global_batch(config: RunConfig, facts: Facts, speed: throughput.Estimate) -
         f"{size} is {micro_batches} micro batch{'es' * (micro_batches > 1)} a GPU: {share:.0%} of "
         "a step goes to gradients, their exchange and the optimizer",
         f"{4 * size} would spread it over four times the tokens, where the learning rate allows",
+    )
+
+
+def _time_limit(config: RunConfig, facts: Facts, speed: throughput.Estimate) -> Finding | None:
+    launch = config.launch
+    limit = launch.max_run_hours if isinstance(launch, SageMakerLaunch | SlurmLaunch) else None
+    hours = cost.estimate(config, speed.step_s).hours
+    if limit is None or hours <= limit:
+        return None
+    return _warning(
+        "time-limit",
+        "launch.max_run_hours",
+        f"the {config.training.train_steps:,} steps take {hours:,.0f} hours by the estimate, and a "
+        f"job ends after {limit:g}",
+        "raise it, train fewer steps, or start the run again when the job has ended: it goes on "
+        "from its newest checkpoint",
     )

@@ -304,6 +304,15 @@ def test_the_plan_says_its_speed_and_cost() -> None:
     assert "USD a billion tokens" in shown["cost"]
 
 
+def test_a_job_that_ends_before_its_run_is_said() -> None:
+    job = ("hardware=p6_b200", "model=gpt_8b", "launch=sagemaker", "data=mock")
+    config = choices.config(*job)  # 150,000 steps
+    found = {finding.id: finding.message for finding in resolve(config).findings}
+    assert "and a job ends after 24" in found["time-limit"]
+    short = choices.config(*job, "training.train_steps=1000")
+    assert "time-limit" not in {finding.id for finding in resolve(short).findings}
+
+
 def test_warnings_do_not_make_a_plan_illegal() -> None:
     resolution = resolve(choose((*ALONE, "model=gpt_1b", "training.global_batch_size=1")))
     assert all(finding.severity == "warning" for finding in resolution.findings)
