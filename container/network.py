@@ -82,7 +82,6 @@ def settings(
         found["NCCL_SOCKET_IFNAME"] = interface or NOT_BETWEEN_HOSTS
         if interface:
             found["GLOO_SOCKET_IFNAME"] = interface
-            found["TP_SOCKET_IFNAME"] = interface
     if instance is not None and instance.efa_devices:
         found |= {
             "FI_PROVIDER": "efa",

@@ -44,7 +44,6 @@ def test_the_plug_in_is_named_wherever_it_is_installed(
         "NCCL_TUNER_PLUGIN": str(root / folder / "libnccl-ofi-tuner.so"),
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
-        "TP_SOCKET_IFNAME": "eth0",
         "LD_LIBRARY_PATH": f"{root / folder}:/x",
     }
 
