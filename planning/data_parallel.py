@@ -44,8 +44,8 @@ class DataParallel:
         self.shards_weights = fsdp2 or (self.fsdp and strategy == "optim_grads_params")
         self.shards_optimizer = self.layout.sharding in ("optimizer", "fsdp", "fsdp2")
         self.gradient = BYTES[self.precision.gradients]
-        gathered = self.precision.format if self.precision.param_gather else "bf16"
-        self.weight = BYTES[gathered]
+        low = self.precision.param_gather and self.precision.format != "none"
+        self.weight = BYTES[self.precision.format if low else "bf16"]
 
     def accumulate(self, held: RankParameters) -> float:
         """Each micro batch: its BF16 gradients added to the step's."""

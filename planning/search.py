@@ -98,6 +98,8 @@ def run(config: RunConfig, blocks: list[str]) -> Search | None:
     if complete(config):
         return None
     searched = _Searched(config, blocks)
+    if "precision-format" in wrong(searched.base):  # no such format to estimate
+        return None
     if searched.option(searched.base) is None:
         return None
     for split in searched.splits():

@@ -71,6 +71,7 @@ def test_sequences_that_four_ranks_cannot_share_aborted_in_a_kernel(
     precision: str, length: int, enough: int
 ) -> None:
     words = f"model=llama3_8b hardware=b200 layout=tp4 precision={precision}"
+    words += " training.micro_batch_size=1"
     said = says(f"{words} model.seq_length={length}", "model.seq_length")
     unit = int(said.split()[-1])
     assert -(-length // unit) * unit == enough

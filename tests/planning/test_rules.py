@@ -59,6 +59,7 @@ MOE = "model=moe_8x1b hardware=b200 layout=custom layout.sharding=optimizer layo
 HYBRID = "model=hybrid_1b hardware=b200 layout=ddp"
 SELECTIVE = f"{LLAMA} layout.recompute=selective"
 CPU = "hardware=cpu"
+MBS1 = "training.micro_batch_size=1"
 TP2 = "layout.tensor_parallel=2 layout.sequence_parallel=true"
 
 EXAMPLES = [
@@ -195,12 +196,14 @@ EXAMPLES = [
             "hardware.allow_unfused_attention=true"),
     Example("fused-attention", LLAMA, "model.kv_channels=100", "model.kv_channels=104",
             "model.kv_channels", "a multiple of 8"),
-    Example("quantised-shapes", f"{LLAMA} precision=mxfp8", "model.seq_length=8176",
+    Example("quantised-shapes", f"{LLAMA} precision=mxfp8 {MBS1}", "model.seq_length=8176",
             "model.seq_length=8192", "model.seq_length", "multiple of 32"),
     # Reported: 31936 tokens over 4 tensor parallel ranks; 4092 tokens of FP8 over 4.
-    Example("quantised-shapes", f"{LLAMA} precision=mxfp8 layout=tp4", "model.seq_length=31936",
+    Example("quantised-shapes", f"{LLAMA} precision=mxfp8 layout=tp4 {MBS1}",
+            "model.seq_length=31936",
             "model.seq_length=32000", "model.seq_length", "multiple of 128"),
-    Example("quantised-shapes", f"{LLAMA} precision=fp8 layout=tp4", "model.seq_length=4092",
+    Example("quantised-shapes", f"{LLAMA} precision=fp8 layout=tp4 {MBS1}",
+            "model.seq_length=4092",
             "model.seq_length=4096", "model.seq_length", "multiple of 32"),
     Example("quantised-shapes", f"{LLAMA} precision=nvfp4", "model.ffn_hidden_size=14344",
             "model.ffn_hidden_size=14352", "model.ffn_hidden_size", "a multiple of 16"),
