@@ -394,6 +394,19 @@ def shared_folder(f: Facts) -> Iterator[Verdict]:
         )
 
 
+@rule(
+    "keep", "S3 gets a checkpoint some time after the disk; the node may end in between", "warning"
+)
+def keep(f: Facts) -> Iterator[Verdict]:
+    saving = f.config.checkpoint
+    if f.launch.run_folder is None and saving.save is not False and saving.keep == 1:
+        yield (
+            "checkpoint.keep",
+            "1 keeps only the newest checkpoint, which S3 may not have in full when the node ends",
+            "take 2 or more",
+        )
+
+
 # --- network and environment ------------------------------------------------------------------
 
 

@@ -98,6 +98,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "cache": (("data.cache=/scratch",), "data.cache", ()),
     "run-folder": ((WEB, "launch.run_folder=data:web/x"), "launch.run_folder", FSX),
     "shared-folder": (("hardware.nodes=2",), "launch.run_folder", ("hardware.nodes=2", *FSX)),
+    "keep": (("checkpoint.keep=1",), "checkpoint.keep", ("checkpoint.keep=2",)),
     "vpc": (("launch.subnets=[subnet-1]",), "launch.security_groups", VPC),
     "file-system-vpc": (
         ("launch.channels.shared=efs://fs-0a1b2c3d/x",),
