@@ -279,7 +279,9 @@ class _Searched:
     def _graph(self, option: Option) -> Option:
         gaps = option.speed.parts.get(throughput.GAPS, 0.0)
         without = option.speed.step_s - gaps
-        if self.layout.cuda_graph is not None or option.facts.pp > 1:
+        # Graphs that ran are of data parallel layouts (NVIDIA's for Llama 3 8B; here one H200).
+        f = option.facts
+        if self.layout.cuda_graph is not None or f.tp * f.pp * f.cp * f.ep > 1:
             return option
         if option.speed.step_s < GRAPH_GAIN * without:
             return option
