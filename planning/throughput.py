@@ -230,10 +230,7 @@ class _Step:
         """Seconds in which a micro batch's backward pass computes the layer's forward again."""
         layout = self.f.layout
         if layout.recompute == "full":
-            here = len(self.stages[rank])
-            # The first blocks of each virtual stage.
-            share = min(1.0, (layout.recompute_layers or here) * self.f.vpp / here)
-            return sum(each.forward.values()) * number * share
+            return sum(each.forward.values()) * number * self._share_again(rank)
         if layout.recompute == "selective":
             modules = set(layout.recompute_modules)
             if (symbol == "*" and "core_attn" in modules) or (symbol == "E" and "moe" in modules):
@@ -243,6 +240,11 @@ class _Step:
             if symbol == "E" and "moe_act" in modules:
                 return each.forward[OTHER] * 0.3 * number
         return 0.0
+
+    def _share_again(self, rank: int) -> float:
+        """Of recompute=full: the first blocks of each virtual stage, or all."""
+        here = len(self.stages[rank])
+        return min(1.0, (self.f.layout.recompute_layers or here) * self.f.vpp / here)
 
     @cached_property
     def _held(self) -> list[RankParameters]:
@@ -275,7 +277,7 @@ class _Step:
             forward += each * host["forward"].get(symbol, host["forward"]["*"])
             backward += each * host["backward"].get(symbol, host["backward"]["*"])
         if self.f.layout.recompute == "full":
-            backward += forward
+            backward += forward * self._share_again(rank)
         window = self.windows[rank]
         phases = (
             (forward, window.forward),
