@@ -113,7 +113,9 @@ def _fitting(facts: Facts, settings: Iterable[dict[str, Any]], before: float) ->
             continue
         speed = throughput.estimate(config, changed)
         if speed is not None:
-            said = [_said(*setting) for setting in change.items() if _differs(facts, *setting)]
+            said = [
+                setting_word(*setting) for setting in change.items() if _differs(facts, *setting)
+            ]
             # More nodes: what counts is the time of the same work on the same GPUs.
             step = speed.step_s * changed.world_size / facts.world_size
             found.append(Change(" ".join(said), step / before, _kind(change)))
@@ -129,8 +131,8 @@ def _differs(facts: Facts, name: str, value: Any) -> bool:
     return bool(getattr(getattr(facts.config, group), setting) != value)
 
 
-def _said(name: str, value: Any) -> str:
-    """As a command line takes it."""
+def setting_word(name: str, value: Any) -> str:
+    """A setting as a command line takes it."""
     if isinstance(value, list):
         value = f"[{','.join(value)}]"
     words = {True: "true", False: "false", None: "null"}

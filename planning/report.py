@@ -288,7 +288,7 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
         },
         "throughput": asdict(resolution.speed) if resolution.speed else {},
         "cost": asdict(cost.estimate(config, resolution.speed.step_s)) if resolution.speed else {},
-        "basis": _basis(resolution),
+        "basis": basis(resolution),
     }
 
 
@@ -313,7 +313,8 @@ def _fits(resolution: Resolution, room: float | None) -> bool | None:
     return False if any(found.id == "memory" for found in resolution.findings) else None
 
 
-def _basis(resolution: Resolution) -> str:
+def basis(resolution: Resolution) -> str:
+    """What the figures rest on."""
     held, speed = resolution.held, resolution.speed
     memory = held.basis if held else "states by exact count, activations not estimated"
     return f"memory: {memory}; speed: {speed.basis if speed else 'not estimated'}"
