@@ -144,6 +144,8 @@ EXAMPLES = [
             "precision.elements=e4m3", "precision.elements", "take e4m3"),
     Example("precision-format", f"{LLAMA} precision=fp8", "precision.recipe=nvfp4",
             "precision.recipe=current", "precision.recipe", "take delayed or current"),
+    Example("precision-format", LLAMA, "precision.elements=e4m3", "precision.elements=none",
+            "precision.elements", "take none"),
     Example("precision-dtype", f"{LLAMA} precision=fp8", "precision.dtype=fp16",
             "precision.dtype=bf16", "precision.dtype", "take bf16"),
     Example("precision-dtype", LLAMA, "precision=fp16 precision.gradients=bf16", "precision=fp16",
