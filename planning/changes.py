@@ -93,7 +93,7 @@ def _single(config: RunConfig) -> Iterator[dict[str, Any]]:
         yield {"precision.gradients": "bf16"}
     if precision.format != "none" and not precision.param_gather:
         yield {"precision.param_gather": True}
-    for more in (2, 4):
+    for more in (2, 4, 8, 16, 32):
         yield {"hardware.nodes": more * config.hardware.nodes}
 
 

@@ -56,7 +56,8 @@ def layout_line(layout: LayoutConfig, data_parallel: int) -> str:
     if layout.recompute == "selective":
         parts.append(f"recompute {', '.join(layout.recompute_modules)}")
     elif layout.recompute == "full" and layout.recompute_layers is not None:
-        parts.append(f"recompute the first {layout.recompute_layers} blocks of a stage")
+        number = layout.recompute_layers
+        parts.append(f"recompute {number} block{'s' * (number > 1)} of each stage")
     elif layout.recompute == "full":
         parts.append("recompute full")
     if layout.cuda_graph == "full":
@@ -154,7 +155,9 @@ def _memory_rows(resolution: Resolution, unit: str) -> list[tuple[str, str]]:
     of = f" of {room:.0f} GiB" if room else ""
     if held is not None:
         parts = sorted(held.parts.items(), key=lambda part: -part[1])
-        shown = ", ".join(f"{name} {size(value)}" for name, value in parts if value > 0.05 * GIB)
+        shown = ", ".join(
+            f"{name} {size(value)}" for name, value in parts if value > 0.01 * held.peak
+        )
         return [
             ("memory", f"peak {size(held.peak)} a {unit}{of}, {size(held.needed)} with what lies "
                        f"outside torch; {held.basis}"),
@@ -183,15 +186,9 @@ def _search_rows(resolution: Resolution) -> list[tuple[str, str]]:
     taken = found.best[0]
     for rank, option in enumerate(found.best[:SHOWN], 1):
         why = "taken" if option is taken else why_slower(option, taken)
-        layout = layout_line(option.facts.layout, option.facts.data_parallel)
-        rows.append(
-            (
-                "",
-                f"{rank}. {option.speed.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
-                f"{size(option.memory.needed)}: micro batch {option.config.training.micro_batch}, "
-                f"{layout} ({why})",
-            )
-        )
+        layout = layout_words(option.config, option.facts.data_parallel)
+        rate = f"{option.speed.tokens_per_s_per_gpu:,.0f} tokens/s a GPU"
+        rows.append(("", f"{rank}. {rate}, {size(option.memory.needed)}: {layout} ({why})"))
     return rows
 
 

@@ -106,7 +106,7 @@ class PrecisionConfig(Choice):
 
 
 class LayoutConfig(Choice):
-    """`None` in a field: decided by layout=auto's rule."""
+    """`None` in a field: searched (planning/search.py)."""
 
     name: str
     tensor_parallel: PositiveInt | None

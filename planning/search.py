@@ -171,7 +171,7 @@ class _Searched:
                         layout.expert_parallel, 64, lambda n: (model.num_experts or 1) % n == 0
                     ):
                         for vpp in self._virtual(pp):
-                            for sharding in self._shardings(pp):
+                            for sharding in self._shardings(pp, world // (tp * pp)):
                                 yield {
                                     "tensor_parallel": tp,
                                     "pipeline_parallel": pp,
@@ -191,11 +191,12 @@ class _Searched:
         even = [n for n in (2, 4, 8) if len(self.blocks) % (pp * n) == 0]
         return [1, *even] if pp > 1 else [1]
 
-    def _shardings(self, pp: int) -> list[str]:
+    def _shardings(self, pp: int, ranks: int) -> list[str]:
+        """ranks: over which states can be sharded."""
         if self.layout.sharding is not None:
             return [self.layout.sharding]
         whole = "optimizer" if self.config.training.optimizer.name == "adam" else "none"
-        return [whole, "fsdp"] if self.base.world_size > 1 and pp == 1 else [whole]
+        return [whole, "fsdp"] if ranks > 1 and pp == 1 else [whole]
 
     def try_split(self, split: dict[str, Any]) -> None:
         """Keep the split's fastest option: of the micro batches that fit, each with as little

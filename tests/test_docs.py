@@ -91,6 +91,10 @@ COMMANDS = {
     "hardware.nodes=2 launch=plan": ELSEWHERE,
     "python launch/train.py -m experiment=compare_precision model=gpt_1b hardware=h200 "
     "precision=bf16,fp8 launch=plan": How(says="sweep.txt"),
+    "python tools/advise.py model=gpt_32b hardware=p6_b200 --report runs/advice": How(
+        "precision=bf16 layout=ddp hardware=p6_b300 model=gpt_8b", says="advice.html"
+    ),
+    "python tools/sizes.py": How("--help", says="docs/sizes.md"),  # its tables: test_sizes.py
     # in containers elsewhere: written, not started
     "python launch/train.py model=gpt_32b precision=nvfp4 hardware=p6_b200 launch=sagemaker "
     "launch.dry_run=true": How(says="request.json"),

@@ -165,15 +165,15 @@ def pictures(decided: Decision, folder: Path) -> list[str]:
     )
     drawn = {"precision": (bars, f"{where}: each precision in its fastest layout")}
     options = taken.resolution.options if taken.resolution else None
-    if options is not None and options.best:
-        shown = [*options.best[:SHOWN], *options.too_large[:2]]
+    if options is not None and (options.best or options.too_large):
+        shown = [*options.best[:SHOWN], *options.too_large[: 2 if options.best else SHOWN]]
         splits = [
             Bar(
                 report.layout_words(option.config, option.facts.data_parallel),
                 option.memory,
                 option.speed.tokens_per_s_per_gpu,
                 taken.room,
-                option is options.best[0],
+                option.config == taken.config,
             )
             for option in shown
         ]

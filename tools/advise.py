@@ -29,7 +29,7 @@ from planning.changes import setting_word
 from planning.decision import Alternative, Decision
 from planning.findings import ChoiceError, Finding, MachineError, Refusal, errors, refuse
 from planning.schema import RunConfig
-from planning.search import SHOWN, why_slower
+from planning.search import SHOWN, Option, why_slower
 from tools.advice_pages import Section, text, write
 
 NEAREST = 3  # splits that do not fit, of which it is said how far they are from it
@@ -95,8 +95,9 @@ def advise(words: Sequence[str]) -> tuple[Decision, list[Section]]:
         _recompute(taken, chosen),
         _sharding(taken),
         _figures(taken),
-        _measure(decided, own, chosen),
     ]
+    if taken.fits:
+        sections.append(_measure(decided, own, chosen))
     return decided, sections
 
 
@@ -166,7 +167,10 @@ def _gib(one: Alternative) -> str:
 
 
 def _against(one: Alternative, base: Alternative) -> str:
-    return "" if one is base or not base.rate else f"{one.rate / base.rate - 1:+.0%}"
+    if one is base or not base.rate:
+        return ""
+    said = f"{one.rate / base.rate - 1:+.0%}"
+    return "0%" if said in ("+0%", "-0%") else said
 
 
 def _words(one: Alternative) -> str:
@@ -191,12 +195,23 @@ def _precision(decided: Decision) -> Section:
             f"{one.speed.mfu:.0%} of {one.speed.mfu_peak_tflops:,.0f} {one.speed.mfu_format}",
             _words(one),
         ])  # fmt: skip
-    before = [f"Take {decided.taken.name}: {'; '.join(decided.why) or 'nothing else fits'}."]
+    taken = decided.taken
+    before = [f"Take {taken.name}: {'; '.join(decided.why)}."]
+    if not taken.fits:
+        before = [f"None fits; the figures below are of {taken.name}."]
     after = [
         "Each precision has its own fastest layout. Measure BF16 first, change the format only "
         "where its products are what takes the time, and compare loss curves before production: "
         "nothing here says what a format does to the loss.",
     ]
+    gathered = decision.changed(taken, "", precision__param_gather=True)
+    if taken.config.precision.format != "none" and gathered is not None and gathered.held:
+        after.insert(
+            0,
+            "A low precision alone saves no memory: its weights stand beside those in BF16. Kept "
+            f"and gathered in {taken.name} (precision.param_gather=true) the same layout needs "
+            f"{_gib(gathered)} GiB, at {_against(gathered, taken)} in speed.",
+        )
     return Section("Precision", before, rows, [*after, *illegal], picture="precision")
 
 
@@ -277,19 +292,21 @@ def _sharding(taken: Alternative) -> Section:
     rows = [["", "tokens/s/GPU", "GiB/GPU", "layout", "why"]]
     for rank, option in enumerate(options.best[:SHOWN], 1):
         why = "taken" if rank == 1 else why_slower(option, options.best[0])
-        rows.append([str(rank), f"{option.speed.tokens_per_s_per_gpu:,.0f}",
-                     f"{option.memory.needed / report.GIB:,.0f}",
-                     report.layout_words(option.config, option.facts.data_parallel), why])  # fmt: skip
+        rows.append([str(rank), *_of(option), why])
     for option in options.too_large[:NEAREST]:
         over = f"{report.size(option.memory.needed - (taken.room or 0))} too large"
         if option.memory.needed <= (taken.room or 0):
             over = "fits without the margin alone"
-        rows.append(["-", f"{option.speed.tokens_per_s_per_gpu:,.0f}",
-                     f"{option.memory.needed / report.GIB:,.0f}",
-                     report.layout_words(option.config, option.facts.data_parallel), over])  # fmt: skip
+        rows.append(["-", *_of(option), over])
     lines = [f"{options.tried:,} estimates: of each split its fastest micro batch and recompute; "
              f"{len(options.best)} splits fit, {len(options.too_large)} do not."]  # fmt: skip
     return Section("Sharding", lines, rows, picture="splits")
+
+
+def _of(option: Option) -> list[str]:
+    return [f"{option.speed.tokens_per_s_per_gpu:,.0f}",
+            f"{option.memory.needed / report.GIB:,.0f}",
+            report.layout_words(option.config, option.facts.data_parallel)]  # fmt: skip
 
 
 def _figures(taken: Alternative) -> Section:
