@@ -15,9 +15,10 @@ from planning.advice import WORTH
 from planning.findings import Finding, errors
 from planning.hardware import GIB
 from planning.pattern import blocks
-from planning.resolve import Resolution, resolve
+from planning.resolve import Resolution, completed, resolve
 from planning.rules import Facts
 from planning.schema import RunConfig
+from planning.search import Search
 
 BASELINE = "bf16"
 # Up to about 14 B parameters FP8 with one scale a tensor has the least overhead; above, MXFP8 is
@@ -38,7 +39,7 @@ class Alternative:
     held: memory.Estimate | None
     speed: throughput.Estimate | None
     findings: tuple[Finding, ...] = ()
-    resolution: Resolution | None = None  # where the layout was searched
+    options: Search | None = None  # what was compared, where the layout was open
 
     @property
     def legal(self) -> bool:
@@ -67,11 +68,12 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Decision:
-    """`taken` is one of `precisions`; `why` says what speaks for it."""
+    """`taken` is one of `precisions`; `why` says what speaks for it; `plan` is what it comes to."""
 
     precisions: list[Alternative]
     taken: Alternative
     why: list[str]
+    plan: Resolution
 
     @property
     def baseline(self) -> Alternative | None:
@@ -86,31 +88,48 @@ class Decision:
 
 
 def decide(choices: Mapping[str, RunConfig], asked: str | None, parameters: int) -> Decision:
-    """choices: the run in each precision. asked: the one that a person named, which is kept."""
-    precisions = [_resolved(name, config) for name, config in choices.items()]
+    """choices: the run in each precision. asked: the one that a person named, which is kept.
+
+    Where that, or every one, is wrong wherever it runs, the decision's plan has the errors.
+    """
+    first = asked or next(iter(choices))
+    plan = resolve(choices[first])
+    known = Alternative(
+        first, plan.config, plan.held, plan.speed, tuple(plan.findings), plan.options
+    )
+    if plan.plan is None or (asked and not known.legal):
+        return Decision([known], known, [], plan)
+    precisions = [
+        known if name == first else estimated(name, config) for name, config in choices.items()
+    ]
     able = [one for one in precisions if one.fits]
-    decision = Decision(precisions, precisions[0], [])
-    best, why = _recommended(decision, able, parameters)
+    best, why = _recommended(able, parameters)
     taken = best
     if asked is not None:
-        taken = next(one for one in precisions if one.name == asked)
-        why = [f"{asked} is what was asked for", *why]
-        if best is not None and best is not taken:
+        taken, why = known, [f"{asked} is what was asked for", *why]
+        if best is not None and best is not known:
             why.insert(1, f"otherwise it would be {best.name}")
     if taken is None:  # none fits, or is legal: the nearest
-        legal = [one for one in precisions if one.held is not None]
-        taken = min(legal, key=lambda one: one.held.needed) if legal else precisions[0]  # type: ignore[union-attr]
-    return Decision(precisions, taken, why)
+        legal = [(one.held.needed, one) for one in precisions if one.held is not None]
+        taken = min(legal, key=lambda pair: pair[0])[1] if legal else known
+    if taken is not known:
+        plan = resolve(taken.config)
+    return Decision(precisions, taken, why, plan)
 
 
-def _resolved(name: str, config: RunConfig) -> Alternative:
-    found = resolve(config)
-    return Alternative(name, found.config, found.held, found.speed, tuple(found.findings), found)
+def estimated(name: str, asked: RunConfig) -> Alternative:
+    """The choice in its best layout, with the rules that it breaks and its estimates."""
+    model_blocks = blocks(asked.model.pattern, asked.model.num_layers)
+    config, options = completed(asked, model_blocks)
+    facts = Facts(config, config.layout, model_blocks)
+    found = rules.check(facts)
+    if errors(found):
+        return Alternative(name, config, None, None, tuple(found))
+    held, speed = memory.estimate(facts), throughput.estimate(config, facts)
+    return Alternative(name, config, held, speed, tuple(found), options)
 
 
-def _recommended(
-    decision: Decision, able: list[Alternative], parameters: int
-) -> tuple[Alternative | None, list[str]]:
+def _recommended(able: list[Alternative], parameters: int) -> tuple[Alternative | None, list[str]]:
     """The precision to take of those that fit, and why."""
     by_name = {one.name: one for one in able}
     base = by_name.get(BASELINE)
@@ -225,7 +244,7 @@ def sequences(asked: RunConfig, times: Iterable[int] = (1, 2, 4)) -> Iterator[Al
         fewer = batch // factor if batch % factor == 0 else batch
         model = asked.model.model_copy(update={"seq_length": factor * asked.model.seq_length})
         training = asked.training.model_copy(update={"global_batch_size": fewer})
-        yield _resolved(
+        yield estimated(
             f"{model.seq_length:,}",
             asked.model_copy(update={"model": model, "training": training}),
         )

@@ -53,8 +53,11 @@ def resolve(config: RunConfig) -> Resolution:
         parameters, uncounted = count(config.model), []
     except ChoiceError as refusal:  # an impossible formula, symbol or number of experts
         parameters, uncounted = None, refusal.findings
-    found = _search(config, model_blocks) if not uncounted else None
-    config = _taken(config, found)
+    found = None
+    if not uncounted:
+        config, found = completed(config, model_blocks)
+    elif not search.complete(config):
+        config = search.plain(config)
     facts = rules.Facts(config, config.layout, model_blocks)
     findings = rules.check(facts)
     said = {finding.setting for finding in errors(findings)}
@@ -75,20 +78,20 @@ def resolve(config: RunConfig) -> Resolution:
     return Resolution(config, plan, states, findings, held, speed, found)
 
 
-def _search(config: RunConfig, model_blocks: list[str]) -> search.Search | None:
+def completed(config: RunConfig, model_blocks: list[str]) -> tuple[RunConfig, search.Search | None]:
+    """The choice with what it leaves open, and what was compared for it: the fastest option; where
+    none fits the nearest, which says what is short; else the plain one, whose errors a person can
+    read."""
+    if search.complete(config):
+        return config, None
     try:
-        return search.run(config, model_blocks)
+        found = search.run(config, model_blocks)
     except ChoiceError:  # an impossible formula: said later
-        return None
-
-
-def _taken(config: RunConfig, found: search.Search | None) -> RunConfig:
-    """The fastest option; where none fits the nearest, which says what is short; else the plain
-    one, whose errors a person can read."""
+        found = None
     for options in (found.best, found.too_large) if found else ():
         if options:
-            return options[0].config
-    return config if search.complete(config) else search.plain(config)
+            return options[0].config, found
+    return search.plain(config), found
 
 
 def _unplannable(config: RunConfig) -> list[Finding]:

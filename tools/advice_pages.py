@@ -164,7 +164,7 @@ def pictures(decided: Decision, folder: Path) -> list[str]:
         f"{model.name}, sequences of {model.seq_length:,}, on {hardware.nodes} x {hardware.name}"
     )
     drawn = {"precision": (bars, f"{where}: each precision in its fastest layout")}
-    options = taken.resolution.options if taken.resolution else None
+    options = taken.options
     if options is not None and (options.best or options.too_large):
         shown = [*options.best[:SHOWN], *options.too_large[: 2 if options.best else SHOWN]]
         splits = [

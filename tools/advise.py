@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 fix = "name another folder"
                 raise ChoiceError(Finding("report", "error", "--report", message, fix)) from None
             print(f"\nreport: {', '.join(map(str, written))}")
-        refuse(decided.taken.findings)
+        refuse(decided.plan.findings)
     except Refusal as refusal:
         return refused(refusal)
     except KeyboardInterrupt:
@@ -79,7 +79,7 @@ def advise(words: Sequence[str]) -> tuple[Decision, list[Section]]:
     decided = decision.decide(choices, asked, counted.total if counted else 0)
     taken = decided.taken
     if not taken.legal:
-        refuse(taken.findings)
+        refuse(decided.plan.findings)
         setting = "precision" if usual.precision.dtype != "bf16" else "model"
         raise ChoiceError(
             Finding("advice", "error", setting, "no estimate is made of it",
@@ -112,6 +112,8 @@ def choose(words: Sequence[str]) -> tuple[dict[str, RunConfig], str | None]:
     refuse(checks.stack(config))
     found = {}
     for name in compose.choices("precision"):
+        if "/" in name and name != asked:  # for comparing with vendors' figures only
+            continue
         other = config
         if name != asked:
             rest = [word for word in words if not word.startswith("precision=")]
@@ -119,7 +121,7 @@ def choose(words: Sequence[str]) -> tuple[dict[str, RunConfig], str | None]:
                 other = _on_gpus(compose.choose([*rest, f"precision={name}"]), here)
             except ChoiceError:  # a setting that is none of this precision's
                 continue
-        if name == asked or (other.precision.dtype == "bf16" and "/" not in name):
+        if name == asked or other.precision.dtype == "bf16":
             found[name] = other
     return dict(sorted(found.items(), key=lambda item: item[0] != decision.BASELINE)), asked
 
@@ -142,14 +144,12 @@ def _on_gpus(config: RunConfig, here: machine.Machine) -> RunConfig:
 
 
 def _choice(decided: Decision) -> Section:
-    taken = decided.taken
-    assert taken.resolution is not None
-    lines = report.lines(dataclasses.replace(taken.resolution, options=None))
-    warnings = [f for f in taken.findings if f.severity == "warning"]
+    lines = report.lines(dataclasses.replace(decided.plan, options=None))
+    warnings = [f for f in decided.plan.findings if f.severity == "warning"]
     return Section(
         "The choice",
         [
-            f"All figures are predicted, none was measured: {report.basis(taken.resolution)}.",
+            f"All figures are predicted, none was measured: {report.basis(decided.plan)}.",
         ],
         block=[*lines, *report.finding_lines(warnings)],
     )
@@ -286,7 +286,7 @@ def _recompute(taken: Alternative, chosen: RunConfig) -> Section:
 
 
 def _sharding(taken: Alternative) -> Section:
-    options = taken.resolution.options if taken.resolution else None
+    options = taken.options
     if options is None or not (options.best or options.too_large):
         return Section("Sharding", ["The layout was given, so none was searched."])
     rows = [["", "tokens/s/GPU", "GiB/GPU", "layout", "why"]]
@@ -332,7 +332,7 @@ def _figures(taken: Alternative) -> Section:
 
 def _measure(decided: Decision, words: list[str], chosen: RunConfig) -> Section:
     """Exact commands, on the machine itself."""
-    taken, best = decided.taken, decided.taken.resolution
+    taken, options = decided.taken, decided.taken.options
     start = ["python", "launch/train.py"]
     short = ["training.train_steps=20", "training.eval_interval=0", "checkpoint.save=false"]
     both = ",".join(dict.fromkeys((decision.BASELINE, taken.name)))
@@ -346,7 +346,7 @@ def _measure(decided: Decision, words: list[str], chosen: RunConfig) -> Section:
             (f"{taken.name}: does it gain what is predicted",
              [*start, *words, f"precision={taken.name}", *short])
         )  # fmt: skip
-    second = best.options.best[1:2] if best and best.options else []
+    second = options.best[1:2] if options else []
     for option in second:
         given = _settings(option.config, chosen)
         commands.append(
