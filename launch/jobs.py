@@ -141,8 +141,7 @@ def _status(given: argparse.Namespace) -> int:
     if event:
         print(f"{'progress':<10} {watch.progress(event, given.run)}")
     if end is not None:
-        record.newest.end = ends.to_record(end)
-        record.save(given.run)
+        record.keep_end(given.run, ends.to_record(end))
         for line in watch.said_of(end, lines, given.run):
             print(line)
     capacity = "training plan" if record.training_plan else (
@@ -262,6 +261,7 @@ def _cleanup(given: argparse.Namespace) -> int:
             print(f"take away some: --delete {' '.join(kinds)}")
         return 0
     leftovers.check(found, given.delete)
+    leftovers.refuse_edited(record, clients)
     confirm.typed(record.first_name, f"delete {', '.join(given.delete)} of the run", given.confirm)
     for line in leftovers.delete(found, given.delete):
         print(line)

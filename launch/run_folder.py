@@ -124,8 +124,11 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def lock(run_dir: Path, name: str = LOCK, doing: str = "trains in") -> Iterator[None]:
-    """Hold the folder for this process; MachineError if another one does the same in it.
+def lock(
+    run_dir: Path, name: str = LOCK, doing: str = "trains in", wait: bool = False
+) -> Iterator[None]:
+    """Hold the folder for this process; MachineError if another one does the same in it. wait:
+    until that one is ready, instead.
 
     The kernel lets go when the process ends, however it ends.
     """
@@ -134,7 +137,7 @@ def lock(run_dir: Path, name: str = LOCK, doing: str = "trains in") -> Iterator[
         held = os.open(run_dir / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise MachineError(
                 Finding(

@@ -109,6 +109,17 @@ def text(error: Exception) -> str:
     return str(getattr(error, "response", {}).get("Error", {}).get("Message", "") or error)
 
 
+def refused(error: Exception) -> bool:
+    """Has the service, or boto3 before it, said no? An error within the service says nothing."""
+    answered = bool(code(error)) or type(error).__name__ == "ParamValidationError"
+    return answered and _status(error) < 500
+
+
+def _status(error: Exception) -> int:
+    answer = getattr(error, "response", {}).get("ResponseMetadata", {})
+    return int(answer.get("HTTPStatusCode", 0))
+
+
 def denied(error: Exception) -> bool:
     return code(error) in _DENIED
 
@@ -150,5 +161,7 @@ def explain(error: Exception, doing: str, setting: str = "launch") -> Finding:
         return finding(message, "choose another name", machine=False)
     if name in ("CapacityError", "InsufficientCapacityException"):
         return finding(message, "try later, in another region, or take a training plan")
-    ours = bool(name) or kind == "ParamValidationError"
-    return finding(f"{name}: {message}" if name else message, "", machine=not ours)
+    shown = f"{name}: {message}" if name and name != message else message
+    if _status(error) >= 500:
+        return finding(f"an error within AWS: {shown[:200]}", "try again in a minute")
+    return finding(shown, "", machine=not refused(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from container.restart import NEVER, kind_of_words
 from launch.aws.job import Described
@@ -50,6 +50,14 @@ class End:
         at = f", after step {self.step}" if self.step is not None else ""
         reason = "; ".join(filter(None, (line.strip() for line in self.reason.splitlines())))
         return f"{self.kind}{at}: {reason}" if reason else f"{self.kind}{at}"
+
+
+class Ended(TypedDict):
+    """An End as it is kept in job.json."""
+
+    kind: Kind
+    reason: str
+    step: int | None
 
 
 def of(job: Described, step: int | None = None) -> End:
@@ -132,9 +140,9 @@ def again(end: End, earlier: Sequence[End], restarts: int, max_restarts: int) ->
     return True, f"restart {restarts + 1} of {max_restarts}"
 
 
-def to_record(end: End) -> dict[str, Any]:
+def to_record(end: End) -> Ended:
     return {"kind": end.kind, "reason": end.reason, "step": end.step}
 
 
-def of_record(entry: dict[str, Any]) -> End:
+def of_record(entry: Ended) -> End:
     return End(entry["kind"], entry["reason"], entry["step"])

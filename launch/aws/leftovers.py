@@ -90,6 +90,17 @@ def check(found: list[Left], kinds: Iterable[str]) -> list[Left]:
     return chosen
 
 
+def refuse_edited(record: Record, clients: Clients) -> None:
+    """ChoiceError if the newest job's places are not those of the record: what would be deleted
+    is then another run's."""
+    job = jobs.describe(record.newest.name, clients)
+    places = ("CheckpointConfig", "InputDataConfig", "OutputDataConfig", "TensorBoardOutputConfig")
+    asked = {name: record.request[name] for name in places if name in record.request}
+    for difference in [] if job is None else jobs.differences(asked, job, set(places)):
+        raise _refused(f"job.json is not what the job was given: {difference}",
+                       "restore the file; what is left can be deleted by hand")  # fmt: skip
+
+
 def _refused(message: str, fix: str) -> ChoiceError:
     return ChoiceError(Finding("cleanup", "error", "--delete", message, fix))
 

@@ -13,10 +13,13 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from launch.run_folder import write_private
+from launch.aws import service_model
+from launch.aws.ends import Ended
+from launch.run_folder import lock, write_private
 from planning.findings import ChoiceError, Finding
 
 FILE = "job.json"
+LOCK = ".job"  # held by who makes a job of the run, or changes its record
 VERSION = 1
 
 
@@ -29,7 +32,7 @@ class Job(BaseModel):
     arn: str | None = None  # None: it was about to be made; the service knows whether it was
     created: str  # UTC, ISO 8601
     reason: str  # why it was submitted: "first", "resumed", "resubmitted after ..."
-    end: dict[str, Any] | None = None  # how it ended (ends.End), once somebody has looked
+    end: Ended | None = None  # how it ended, once somebody has looked
 
 
 class Record(BaseModel):
@@ -80,6 +83,16 @@ class Record(BaseModel):
     def save(self, run_dir: Path) -> None:
         write_private(run_dir / FILE, self.model_dump_json(indent=2) + "\n")
 
+    def keep_end(self, run_dir: Path, end: Ended) -> None:
+        """Record how the newest job ended, beside what others have recorded meanwhile."""
+        self.newest.end = end
+        with lock(run_dir, LOCK, wait=True):
+            there = Record.load(run_dir)
+            for job in there.jobs:
+                if job.name == self.newest.name:
+                    job.end = end
+            there.save(run_dir)
+
     @classmethod
     def load(cls, run_dir: Path) -> Self:
         """Raises ChoiceError if the folder holds no record, or one that cannot be read."""
@@ -88,6 +101,8 @@ class Record(BaseModel):
             found = cls.model_validate_json(path.read_text())
             if found.version != VERSION or not found.jobs:
                 raise ValueError(f"version {found.version}, {len(found.jobs)} jobs")
+            if wrong := service_model.check(found.request):
+                raise ValueError(f"its request is none of CreateTrainingJob's: {wrong[0].message}")
         except FileNotFoundError:
             raise _refusal(
                 run_dir,

@@ -14,6 +14,7 @@ from typing import Any
 from launch.aws.clients import INSTALL
 from planning.findings import Finding, MachineError, did_you_mean
 
+_TYPES = {"structure": Mapping, "map": Mapping, "list": list, "string": str}
 _INTEGERS = {"integer": 2**31 - 1, "long": 2**63 - 1}
 # A request's member -> the setting that it is made from; the longest that fits is taken.
 SETTINGS = {
@@ -59,7 +60,7 @@ def check(request: Mapping[str, Any]) -> list[Finding]:
 
     members = shape()
     found = [(path, said) for path, said in _walk(request, members, "")]
-    if not found:  # types, which the walk takes for granted
+    if not found:  # what else botocore itself would refuse
         report = ParamValidator().validate(request, members)
         if report.has_errors():
             found = [("", line) for line in report.generate_report().splitlines()]
@@ -83,7 +84,9 @@ def _fix(path: str) -> str:
 def _walk(value: Any, shape: Any, path: str) -> Iterator[tuple[str, str]]:
     """(member's path, what is wrong) of a value and all inside it."""
     kind, limits = shape.type_name, shape.metadata
-    if kind == "structure":
+    if not _is(value, kind):
+        yield path, f"{value!r:.40} is no {kind}"
+    elif kind == "structure":
         for name in shape.required_members:
             if name not in value:
                 yield path, f"it lacks {name}"
@@ -112,6 +115,10 @@ def _walk(value: Any, shape: Any, path: str) -> Iterator[tuple[str, str]]:
         lowest, highest = limits.get("min"), limits.get("max", _INTEGERS[kind])
         if (lowest is not None and value < lowest) or value > highest:
             yield path, f"{value} is not {_range(lowest, highest)}"
+
+
+def _is(value: Any, kind: str) -> bool:
+    return isinstance(value, int if kind in _INTEGERS else _TYPES.get(kind, object))
 
 
 def _size(size: int, limits: Mapping[str, Any], path: str, unit: str) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,10 @@ who work with it have launch/aws/executor.py, which calls this module.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,17 @@ from launch import start as start_file
 from launch.aws import job as jobs
 from launch.aws import preflight
 from launch.aws.checks import s3_parts
-from launch.aws.clients import Clients, code, said
-from launch.aws.record import FILE, Job, Record, now
+from launch.aws.clients import Clients, code, refused, said
+from launch.aws.record import FILE, LOCK, Job, Record, now
 from launch.aws.request import NOBODY
 from launch.local import Outcome
+from launch.run_folder import lock
 from planning.findings import ChoiceError, Finding, MachineError
 from planning.plan import Plan
 from planning.schema import SageMakerLaunch
 
 CHANNEL = "plan"
-CLOCKS = timedelta(seconds=30)  # by which this clock and AWS's may differ
+CLOCKS = timedelta(seconds=30)  # by which clocks of AWS's may differ
 
 
 def submit(
@@ -138,21 +141,40 @@ def begin(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
     """Create the job that record.request asks for, record it, and see that it is that job.
 
     The record is written before the job is made: a job that nobody knows of would go on charging.
-    Raises MachineError, after stopping it, if the job is another than the one asked for.
+    Raises MachineError, after stopping it, if the job is another than the one asked for, and
+    before it is made if another process makes one: two would write to the same checkpoints.
     """
-    request = record.request
-    record.jobs.append(Job(name=request["TrainingJobName"], created=now(), reason=reason))
-    record.save(run_dir)
+    with lock(run_dir, LOCK, "submits a job of"):
+        _unchanged(run_dir, record)
+        record.jobs.append(
+            Job(name=record.request["TrainingJobName"], created=now(), reason=reason)
+        )
+        record.save(run_dir)
+        _create(run_dir, record, clients)
+
+
+def _unchanged(run_dir: Path, record: Record) -> None:
+    there = Record.load(run_dir).jobs if (run_dir / FILE).exists() else []
+    if [job.name for job in there] != [job.name for job in record.jobs]:
+        newest = there[-1].name if there else "none"
+        raise MachineError(
+            Finding("other-submission", "error", "run_dir", "another process has submitted a job "
+                    f"of this run meanwhile; the newest is {newest}",
+                    f"look at it: python launch/jobs.py status {run_dir}", machine=True)
+        )  # fmt: skip
+
+
+def _create(run_dir: Path, record: Record, clients: Clients) -> None:
     with said("create the training job"):
-        began = datetime.now(UTC)
+        began = time.monotonic()
         try:
-            made = clients("sagemaker").create_training_job(**request)
+            made = clients("sagemaker").create_training_job(**record.request)
         except Exception as error:
             if code(error) == "ResourceInUse" and (own := _made_since(began, record, clients)):
                 # The answer to a first attempt was lost, and boto3 has tried again.
                 return _keep(run_dir, record, own, clients)
-            if code(error) or type(error).__name__ == "ParamValidationError":
-                record.jobs.pop()  # the service has answered: there is no such job
+            if refused(error):
+                record.jobs.pop()  # there is no such job
                 if record.jobs:
                     record.save(run_dir)
                 else:
@@ -167,12 +189,15 @@ def _keep(run_dir: Path, record: Record, arn: str, clients: Clients) -> None:
     _compare(run_dir, record, clients)
 
 
-def _made_since(began: datetime, record: Record, clients: Clients) -> str | None:
-    """The ARN of the job of our name, if it is younger than our asking for it."""
+def _made_since(began: float, record: Record, clients: Clients) -> str | None:
+    """The ARN of the job of our name, if it is younger than our asking for it (monotonic seconds):
+    by the service's clock, as ours may be wrong."""
     job = jobs.describe(record.newest.name, clients)
-    if job is None or job["CreationTime"] < began - CLOCKS:
+    if job is None:
         return None
-    return str(job["TrainingJobArn"])
+    there = parsedate_to_datetime(job["ResponseMetadata"]["HTTPHeaders"]["date"])
+    asked = there - timedelta(seconds=time.monotonic() - began)
+    return None if job["CreationTime"] < asked - CLOCKS else str(job["TrainingJobArn"])
 
 
 def _compare(run_dir: Path, record: Record, clients: Clients) -> None:

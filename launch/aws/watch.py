@@ -11,7 +11,7 @@ from launch.aws import ends, memory, preflight, results, submit
 from launch.aws import job as jobs
 from launch.aws.clients import Clients
 from launch.aws.logs import Line, Log, first_failure
-from launch.aws.record import Record
+from launch.aws.record import FILE, Record
 from launch.aws.request import job_name
 from launch.display import Display
 from launch.local import STOPPED, Outcome
@@ -57,8 +57,7 @@ def _follow(
         record = Record.load(run_dir)
         if record.newest.name != name:
             continue  # resumed by somebody else
-        record.newest.end = ends.to_record(end)
-        record.save(run_dir)
+        record.keep_end(run_dir, ends.to_record(end))
         if end.kind == "completed":
             found = results.fetch(record, run_dir, clients)
             return Outcome("done", 0, "", found)
@@ -75,6 +74,9 @@ def _follow(
         wait = ends.WAITS.get(end.kind, 0)
         print(f"{'restart':<10} {why}, in {wait:.0f} s", flush=True)
         sleep(wait)
+        if Record.load(run_dir).newest.name != name:
+            record = Record.load(run_dir)
+            continue  # submitted by somebody else meanwhile
         resubmit(run_dir, record, f"resubmitted after {end}", clients)
         print(f"{'job':<10} {record.newest.name}", flush=True)
 
@@ -85,13 +87,19 @@ def _exit_status(end: ends.End) -> int:
 
 
 def resubmit(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
-    """The same request under the run's next name: it goes on from the newest checkpoint."""
+    """The same request under the run's next name: it goes on from the newest checkpoint.
+
+    ChoiceError if a job that the record does not know of is at work.
+    """
     number = len(record.jobs) + 1
-    while True:
-        name = job_name(record.first_name, number)
-        if jobs.describe(name, clients) is None:
-            break
-        number += 1  # taken by a job that the record lost
+    while (lost := jobs.describe(name := job_name(record.first_name, number), clients)) is not None:
+        if not jobs.has_ended(lost):
+            raise ChoiceError(
+                Finding("job-at-work", "error", "run_dir", f"the job {name} of this run, which "
+                        f"{run_dir}/{FILE} does not know of, is {jobs.state(lost)}",
+                        "look after it where it was submitted, or stop it in the console")
+            )  # fmt: skip
+        number += 1
     record.request = {**record.request, "TrainingJobName": name}
     submit.begin(run_dir, record, reason, clients)
 

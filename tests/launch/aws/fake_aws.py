@@ -53,6 +53,10 @@ def failed(reason: str) -> Step:
     }
 
 
+class _Unavailable(JsonRESTError):
+    code = 503
+
+
 class Account:
     """What a test sets, and what it reads afterwards."""
 
@@ -189,6 +193,9 @@ def _patches(account: Account) -> Iterator[Any]:
         account.steps[name] = (
             account.next_jobs.pop(0) if account.next_jobs else [STARTING, TRAINING]
         )
+        if account.loses_answer:
+            account.loses_answer = False
+            raise _Unavailable("ServiceUnavailable", "")  # boto3 tries again
         return answer
 
     def describe_training_job(self: Any, training_job_name: str) -> Any:

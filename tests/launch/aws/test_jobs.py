@@ -318,6 +318,17 @@ class TestCleanup:
         kinds = {line.split()[0] for line in run("cleanup", left).lines[1:-1]}
         assert kinds == {"plan", "output", "image", "training-plan"}
 
+    def test_nothing_of_another_run_goes_with_an_edited_record(
+        self, account: Account, left: Path, run: Any
+    ) -> None:
+        record, before = left / "job.json", self.keys(account)
+        record.write_text(record.read_text().replace(
+            f"{RUN_FOLDER}\"", f"{RUN_FOLDER}-of-another-run\""))  # fmt: skip
+        words = ("cleanup", left, "--delete", "checkpoints", "--confirm", NAME)
+        said = run(*words, status=2).text
+        assert "job.json is not what the job was given: CheckpointConfig.S3Uri" in said
+        assert self.keys(account) == before
+
     def test_the_image_goes_by_its_tag(self, account: Account, left: Path, run: Any) -> None:
         run("cleanup", left, "--delete", "image", "--confirm", NAME)
         ecr = account.client("ecr")

@@ -13,7 +13,8 @@ import pytest
 from launch.aws import submit
 from launch.aws.clients import Clients
 from launch.aws.job import differences
-from launch.aws.record import Record
+from launch.aws.record import LOCK, Record
+from launch.run_folder import lock
 from planning.findings import ChoiceError, MachineError
 from planning.plan import Plan
 from planning.resolve import resolve
@@ -77,7 +78,66 @@ def test_a_job_whose_answer_was_lost_is_kept(account: Account, tmp_path: Path) -
     account.loses_answer = True
     assert start(tmp_path).status == "submitted"
     assert Record.load(tmp_path).newest.arn is not None
+    assert account.calls == ["CreateTrainingJob"] * 2
     assert len(account.requests) == 1
+
+
+def test_a_job_is_kept_though_no_answer_ever_came(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error within the service does not say that there is no job."""
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": "InternalFailure"}, "ResponseMetadata": {"HTTPStatusCode": 500}}
+    clients = Clients()
+    make = clients("sagemaker").create_training_job
+
+    def broken(**asked: Any) -> None:
+        make(**asked)
+        raise ClientError(answer, "CreateTrainingJob")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(clients("sagemaker"), "create_training_job", broken)
+    with pytest.raises(MachineError, match="an error within AWS: InternalFailure"):
+        submit.begin(tmp_path, record(), "first", clients)
+    assert Record.load(tmp_path).newest.name in account.requests
+
+
+def record(**changes: Any) -> Record:
+    given = {"region": REGION, "account": "123456789012", "request": request(),
+             "price_per_node_hour": None, "max_restarts": 0}  # fmt: skip
+    return Record.model_validate(given | changes)
+
+
+class TestTwoAtOnce:
+    """Two jobs of one run would write to the same checkpoints, and both are paid for."""
+
+    def test_one_waits_for_nobody(self, account: Account, tmp_path: Path) -> None:
+        with (
+            lock(tmp_path, LOCK),
+            pytest.raises(MachineError, match="another process submits a job of"),
+        ):
+            submit.begin(tmp_path, record(), "first", Clients())
+        assert account.calls == []
+
+    def test_a_record_that_another_has_changed_since(
+        self, account: Account, tmp_path: Path
+    ) -> None:
+        late = record()
+        start(tmp_path)
+        with pytest.raises(MachineError, match="another process has submitted a job of this run"):
+            submit.begin(tmp_path, late, "first", Clients())
+        assert len(account.requests) == 1
+        assert len(Record.load(tmp_path).jobs) == 1
+
+    def test_an_end_is_kept_beside_a_job_that_came_meanwhile(
+        self, account: Account, tmp_path: Path
+    ) -> None:
+        account.goes([failed("AlgorithmError: x, exit code: 1")])
+        start(tmp_path)
+        looking = Record.load(tmp_path)
+        start(tmp_path, request(TrainingJobName="gpt-32b-20261201-120000-2"))
+        looking.keep_end(tmp_path, {"kind": "crash", "reason": "x", "step": 3})
+        assert [job.end and job.end["step"] for job in Record.load(tmp_path).jobs] == [3, None]
 
 
 class TestRefusals:
@@ -131,10 +191,8 @@ class TestRefusals:
     ) -> None:
         account.client("sagemaker").create_training_job(**request())
         account.changes = {"CreationTime": 1.0}  # long ago
-        record = Record(region=REGION, account="123456789012", request=request(),
-                        price_per_node_hour=None, max_restarts=0)  # fmt: skip
         with pytest.raises(ChoiceError, match="choose another name"):
-            submit.begin(tmp_path, record, "first", Clients())
+            submit.begin(tmp_path, record(), "first", Clients())
         assert not (tmp_path / "job.json").exists()
 
     def test_a_second_job_while_the_first_is_at_work(self, tmp_path: Path) -> None:
@@ -142,10 +200,24 @@ class TestRefusals:
         with pytest.raises(ChoiceError, match=r"is InProgress \(Training\)"):
             start(tmp_path, request(TrainingJobName="second"))
 
-    def test_a_record_that_is_cut_off(self, tmp_path: Path) -> None:
-        (tmp_path / "job.json").write_text('{"version": 1, "jobs"')
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ('"jobs"', ""),
+            ('"InstanceCount": 2', '"InstanceCount": "two"'),
+            ('"request": {', '"request": {}, "was": {'),
+            ('"end": null', '"end": {"kind": "crash"}'),
+        ],
+    )
+    def test_a_record_that_somebody_has_changed(
+        self, tmp_path: Path, before: str, after: str
+    ) -> None:
+        start(tmp_path)
+        whole = (tmp_path / "job.json").read_text()
+        assert before in whole
+        (tmp_path / "job.json").write_text(whole.replace(before, after))
         with pytest.raises(ChoiceError, match=r"job\.json cannot be read"):
-            start(tmp_path)
+            Record.load(tmp_path)
 
 
 def test_a_second_job_after_the_first_goes_on_with_its_record(

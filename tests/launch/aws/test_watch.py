@@ -15,6 +15,7 @@ from launch.aws.ends import End
 from launch.aws.logs import Line, first_failure, tracebacks
 from launch.aws.record import Job, Record
 from launch.local import Outcome
+from planning.findings import ChoiceError
 from planning.resolve import resolve
 from tests import choices
 from tests.launch.aws.fake_aws import COMPLETED, STARTING, STOPPED, TRAINING, Account, failed
@@ -213,6 +214,38 @@ class TestAgain:
         monkeypatch.setattr(watch, "_one", resumed)
         outcome, _, _ = follow(run_dir)
         assert (outcome.status, seen) == ("done", [NAME, f"{NAME}-2"])
+
+    def test_a_job_that_was_submitted_while_it_waited_is_followed(
+        self, account: Account, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        account.goes([failed("CapacityError: none")], [TRAINING, COMPLETED])
+        clients = Clients()
+        record = Record(region=clients.region, account="123456789012", request=request(),
+                        price_per_node_hour=None, max_restarts=2)  # fmt: skip
+        submit.begin(run_dir, record, "first", clients)
+
+        def meanwhile(seconds: float) -> None:
+            if seconds == 600:
+                watch.resume(run_dir, Record.load(run_dir), clients)
+
+        assert watch.follow(run_dir, clients, sleep=meanwhile).status == "done"
+        assert [job.reason for job in Record.load(run_dir).jobs] == ["first", "resumed"]
+        assert list(account.requests) == [NAME, f"{NAME}-2"]
+
+    def test_a_job_at_work_that_the_record_has_lost_is_left_alone(
+        self, account: Account, run_dir: Path
+    ) -> None:
+        """The folder was copied, and resumed elsewhere."""
+        account.goes([STOPPED], [TRAINING])
+        follow(run_dir)
+        stale = Record.load(run_dir)
+        watch.resume(run_dir, Record.load(run_dir), Clients())
+        stale.save(run_dir)
+        with pytest.raises(
+            ChoiceError, match=f"the job {NAME}-2 of this run, which .* is InProgress"
+        ):
+            watch.resubmit(run_dir, stale, "resumed", Clients())
+        assert len(account.requests) == 2
 
 
 @pytest.mark.parametrize(
