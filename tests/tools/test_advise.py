@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,26 @@ from launch import compose, machine
 from planning import decision
 from planning.hardware import GIB
 from planning.resolve import resolve
+from planning.schema import RunConfig
 from tests import choices
 from tests.choices import CPU
 from tools import advise, sizes
 from tools.advice_pages import Section
 
+REAL = compose.choose
+
+
+def choose(words: Sequence[str]) -> RunConfig:
+    """Without Hydra, which takes most of the time: tests/test_docs.py runs the real command."""
+    return choices.config(*words)
+
 
 @pytest.fixture(scope="module", autouse=True)
-def here() -> None:
+def here() -> Iterator[None]:
     """A machine without a GPU, wherever the tests run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "look", lambda: CPU)
+        patch.setattr(compose, "choose", choose)
         yield
 
 
@@ -64,7 +73,7 @@ def test_from_14_b_mxfp8_is_taken_beside_bf16_and_nvfp4_is_named(large: Advice) 
 
 
 def test_a_small_model_takes_fp8_and_hopper_says_what_it_lacks() -> None:
-    decided, sections = advice("model=gpt_3b", "hardware=h200")
+    decided, sections = advice("model=gpt_3b", "hardware=h200", "layout.tensor_parallel=1")
     assert decided.taken.name == "fp8"
     assert "least overhead" in sections["Precision"].lines[0]
     said = "\n".join(sections["Precision"].after)
@@ -146,13 +155,13 @@ def test_the_commands_to_measure_are_legal_and_are_the_choice(large: Advice) -> 
     assert len(runs) == 4
     for words in runs:
         for job in compose.combinations([word for word in words if word != "-m"]):
-            compose.choose(job)
+            REAL(job)
     baseline, taken, second, curves = runs
     assert "precision=bf16" in baseline
-    assert resolve(compose.choose(taken)).config.layout == decided.taken.config.layout
+    assert resolve(REAL(taken)).config.layout == decided.taken.config.layout
     options = decided.taken.options
     assert options
-    assert resolve(compose.choose(second)).config.layout == options.best[1].config.layout
+    assert resolve(REAL(second)).config.layout == options.best[1].config.layout
     assert "precision=bf16,mxfp8" in curves
 
 
@@ -166,7 +175,7 @@ def size_of(picture: Path) -> tuple[int, int]:
 def test_a_report_has_the_sections_as_pages_with_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["model=gpt_8b", "hardware=h100", "layout.pipeline_parallel=1", "precision=fp8"]
+    words = ["model=gpt_8b", "hardware=h100", "layout.tensor_parallel=1", "precision=fp8"]
     assert advise.main([*words, "--report", str(tmp_path / "new" / "advice")]) == 0
     folder = tmp_path / "new" / "advice"
     screen = capsys.readouterr().out
@@ -198,20 +207,34 @@ def test_where_nothing_fits_the_nearest_is_shown_and_the_status_is_2(
     [
         (["model=gpt_8b"], 3, "hardware=b200, b300"),
         (["model=gpt_8b", "hardware=cpu"], 2, "advice is about GPUs"),
-        (["modle=gpt_8b"], 2, "did you mean model?"),
-        (["model=gpt_8b", "hardware=p6_b20"], 2, "did you mean p6_b200?"),
         (["model=gpt_8b", "hardware=h200", "precision=nvfp4"], 2, "cannot compute nvfp4"),
         (["model=gpt_8b", "hardware=h200", "precision=fp32"], 2, "precision"),
         (["model=gpt_8b", "hardware=h200", "layout.tensor_parallel=3"], 2, "tensor_parallel"),
     ],
 )
-def test_wrong_words_are_refused_as_by_a_launch(
+def test_a_choice_that_is_wrong_is_refused_as_by_a_launch(
     words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert advise.main(words) == status
     both = capsys.readouterr()
     assert says in both.err
     assert both.out == ""
+
+
+def test_words_that_are_unknown_are_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, says in (
+        (["modle=gpt_8b"], "did you mean model?"),
+        (["model=gpt_8b", "hardware=p6_b20"], "did you mean p6_b200?"),
+        (["hardware=h100", "precision=mxfp"], "did you mean mxfp8?"),
+        (["hardware=h100", "precision="], "choose from"),
+        (["model"], "model"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compose, "choose", REAL)
+            assert advise.main(words) == 2
+        assert says in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ docs/sizes.md
