@@ -7,6 +7,7 @@ a gated MLP and no biases, as models/transformer.py builds them; a test compares
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -221,17 +222,20 @@ def per_rank(
     `expert_tensor_parallel`: Megatron's default is tensor_parallel. Divisions round up: the
     heaviest rank. None: not estimated, as in `count`.
     """
-    layers = _blocks(model, stage)
+    counts = Counter(stage)  # a stage has many blocks and few kinds of them
+    layers = _blocks(model, list(counts))
     if layers is None:
         return None
+    held = list(zip(layers, counts.values(), strict=True))
     tables = embedding + output
     if model.tied_embeddings and embedding and output:
         tables = 1
     sharded = tables * padded_vocab_size(model) * model.hidden_size
-    sharded += sum(layer.sharded for layer in layers)
-    replicated = sum(layer.replicated for layer in layers) + (model.hidden_size if output else 0)
+    sharded += sum(layer.sharded * number for layer, number in held)
+    replicated = sum(layer.replicated * number for layer, number in held)
+    replicated += model.hidden_size if output else 0
     expert_shards = expert_parallel * (expert_tensor_parallel or tensor_parallel)
     return RankParameters(
         dense=-(-sharded // tensor_parallel) + replicated,
-        expert=-(-sum(layer.expert for layer in layers) // expert_shards),
+        expert=-(-sum(layer.expert * number for layer, number in held) // expert_shards),
     )
