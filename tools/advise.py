@@ -298,8 +298,10 @@ def _sharding(taken: Alternative) -> Section:
         if option.memory.needed <= (taken.room or 0):
             over = "fits without the margin alone"
         rows.append(["-", *_of(option), over])
-    lines = [f"{options.tried:,} estimates: of each split its fastest micro batch and recompute; "
-             f"{len(options.best)} splits fit, {len(options.too_large)} do not."]  # fmt: skip
+    lines = [
+        f"{options.tried:,} estimates: of each split its fastest micro batch and recompute. Below "
+        "the fastest, the nearest of those that do not fit and could have been as fast."
+    ]
     return Section("Sharding", lines, rows, picture="splits")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from planning.hardware import GIB
 from planning.resolve import resolve
 from planning.rules import Facts
 from planning.schema import RunConfig
-from planning.search import MARGIN, Search, run, why_slower
+from planning.search import MARGIN, SHOWN, Search, Split, run, split_of, why_slower
 from tests import choices
 
 NODE = ("hardware=p6_b200",)
@@ -114,6 +115,8 @@ def every(config: RunConfig) -> Iterator[Facts]:
             continue
         if pp * tp > 8 or (pp == 1 and vpp > 1) or (sharding == "fsdp" and pp > 1):
             continue
+        if sharding == "fsdp" and tp == 8:  # one rank, over which nothing is sharded
+            continue
         stage = len(blocks) // (pp * vpp)
         recomputes: list[tuple[str, list[str], int | None]] = [
             ("none", ["core_attn"], None), ("selective", ["mlp"], None),
@@ -147,14 +150,15 @@ ALONE = ("layout.tensor_parallel=1", "layout.pipeline_parallel=1", "layout.conte
         (*ALONE, "hardware.memory_gib=60"),
     ],
 )
-def test_the_choice_is_the_fastest_of_all(words: tuple[str, ...]) -> None:
+def test_the_choice_and_the_best_five_are_those_of_all(words: tuple[str, ...]) -> None:
     """What fits decides, so that all of the search comes in."""
     words = (*NODE, "model=gpt_14b", "model.num_layers=8", "layout.cuda_graph=none",
              "training.global_batch_size=64", *words)  # fmt: skip
     config = choices.config(*words)
     capacity = config.hardware.memory_gib
     assert capacity is not None
-    fastest, legal = float("inf"), 0
+    fastest: dict[Split, float] = {}
+    legal = 0
     for facts in every(config):
         if errors(rules.check(facts)):
             continue
@@ -164,9 +168,11 @@ def test_the_choice_is_the_fastest_of_all(words: tuple[str, ...]) -> None:
         if held.needed <= capacity * GIB * (1 - MARGIN):
             speed = throughput.estimate(facts.config, facts)
             assert speed is not None
-            fastest = min(fastest, speed.step_s)
+            split = split_of(facts)
+            fastest[split] = min(fastest.get(split, math.inf), speed.step_s)
     found = searched(*words)
-    assert found.best[0].speed.step_s == pytest.approx(fastest, rel=1e-9)
+    shown = [option.speed.step_s for option in found.best[:SHOWN]]
+    assert shown == pytest.approx(sorted(fastest.values())[:SHOWN], rel=1e-9)
     assert found.tried < legal / 2  # what the shortcuts are for
 
 
@@ -210,7 +216,7 @@ def test_a_graph_is_taken_where_launches_cost() -> None:
 
 def test_why_one_lost_names_the_part_that_grew() -> None:
     found = searched(*NODE, "model=gpt_8b")
-    tensor = next(option for option in found.best if option.facts.tp == 4)
+    tensor = next(option for option in found.best if option.facts.tp == 2)
     assert "tensor parallel" in why_slower(tensor, found.best[0])
     assert "% slower" in why_slower(tensor, found.best[0])
 
