@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,40 @@ def absolute(config: RunConfig) -> RunConfig:
             "checkpoint": saving.model_copy(update=checkpoint),
         }
     )
+
+
+def folders(config: RunConfig, run_dir: Path | None) -> list[Finding]:
+    """Paths that cannot be: an address or a yes where a folder is meant, one too long, or one that
+    this user may not see. Of `config` as it was given, before absolute()."""
+    given = [("run_dir", config.run_dir)]
+    given += [(name, path) for name, path in named_paths(config) if name.startswith("checkpoint.")]
+    found = []
+    for setting, text in given:
+        if text is None or config.launch.kind == "sagemaker":  # launch/aws/rules.py says more
+            continue
+        if "://" in text:
+            message, fix = f"{text} is an address, and a folder is needed", "name one, or mount it"
+        elif setting == "checkpoint.save" and text.lower() in ("yes", "no", "on", "off"):
+            word = "true" if text.lower() in ("yes", "on") else "false"
+            message, fix = f"{text!r} would be a folder", f"write {word}, or ./{text} for a folder"
+        else:
+            continue
+        found.append(Finding("folder", "error", setting, message, fix))
+    looked = [("run_dir", run_dir), ("data.cache", home(config.data.cache, "data.cache"))]
+    for setting, text in named_paths(config):
+        if is_local(text):
+            end = ".idx" if setting.startswith("data.") else ""
+            looked.append((setting, home(text + end, setting)))
+    for setting, path in looked:
+        try:
+            if path is not None:
+                path.stat()
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP):
+                message, fix = f"{path}: {error.strerror}", f"choose another {setting}"
+                machine = error.errno == errno.EACCES
+                found.append(Finding("folder", "error", setting, message, fix, machine=machine))
+    return found
 
 
 def is_local(path: str) -> bool:
@@ -140,14 +175,23 @@ def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Findi
     previous = _previous_config(config, folder)
     # What a job has saved is where the job was.
     saved = checkpoints.newest_complete(saves).taken is not None or _submitted(folder)
-    trained = saved or (folder is not None and (folder / "metrics.jsonl").exists())
+    trained = saved or is_started(folder)
     # A plan alone may be replaced by another one, but not that of a run.
     if previous is None or config.resume != "auto" or not (
         trained or config.launch.kind == "local"
     ):  # fmt: skip
         return [], []
     after = config.model_dump(mode="json")
-    return identity.compare(previous, after, str(folder or saves), saved=saved)
+    different, changed = identity.compare(
+        previous, after, str(folder or saves), saved=saved, holds="run" if trained else "plan"
+    )
+    return different, changed if trained else []
+
+
+def is_started(folder: Path | None) -> bool:
+    """Whether a folder holds more than a plan: a run, or files that start one elsewhere."""
+    begun = ("metrics.jsonl", "job.json", "start.json", "job.sbatch", "job.yaml", "docker.sh")
+    return folder is not None and any((folder / name).exists() for name in begun)
 
 
 def _submitted(folder: Path | None) -> bool:
@@ -165,7 +209,7 @@ def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] 
         try:
             plan = yaml.safe_load((folder / "plan.yaml").read_text())
             return dict(plan["config"])
-        except (OSError, yaml.YAMLError, KeyError, TypeError):
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
             continue
     return None
 

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from launch.usage import CONF, choices, groups
-from planning.findings import ChoiceError, Finding, did_you_mean, nearest
+from planning.findings import ChoiceError, Finding, did_you_mean, nearest, written
 from planning.schema import LARGEST, RunConfig
 
 __all__ = ["CONF", "choices", "choose", "combinations", "from_values", "groups", "repeated",
@@ -335,7 +335,7 @@ def _hint(setting: str, given: Any, expected: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = str(written(value)) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -50,11 +50,12 @@ def execute(
     if contained:
         config, dry = elsewhere.planned(config)
     here = machine.look()
+    folder = run_dir or (checks.home(config.run_dir, "run_dir") if config.run_dir else None)
+    refuse(checks.folders(config, folder))
     config = checks.absolute(config)
     config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
     resolution = resolve(config)
     plan = resolution.plan
-    folder = run_dir or (checks.home(config.run_dir, "run_dir") if config.run_dir else None)
     print("\n".join(report.lines(resolution)), flush=True)
     findings = resolution.findings + checks.stack(config)
     findings += elsewhere.check(resolution.config, plan, dry) if contained else checks.data(config)
@@ -76,9 +77,15 @@ def execute(
     assert plan is not None
     if config.launch.kind == "plan":
         folder = folder or run_folder.default_run_dir(config.model.name)
-        with run_folder.said_of("run_dir", folder):
-            _write_plan(folder, plan, resolution)
-        print(f"{'plan':<10} {folder / 'plan.yaml'}")
+        with run_folder.said_of("run_dir", folder), run_folder.lock(folder):
+            for line in changed:
+                print(f"{'changed':<10} {line}")
+            if checks.is_started(folder):
+                print(f"{'plan':<10} not written: {folder} keeps the plan of its run; "
+                      "for a file of this one take another run_dir")  # fmt: skip
+            else:
+                _write_plan(folder, plan, resolution)
+                print(f"{'plan':<10} {folder / 'plan.yaml'}")
         return Ended(0, folder, {"predicted": report.in_short(resolution)}, resolution)
     if contained:
         folder = folder or run_folder.default_run_dir(config.model.name)

@@ -63,9 +63,18 @@ class MachineError(Refusal):
     exit_status = 3
 
 
+def written(value: Any) -> Any:
+    """A value as it is written in a choice: null, true, false."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is nearest to a mistyped one, if any is near."""
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    words = list(known)
+    near = get_close_matches(word, words, n=1, cutoff=0.6)
+    return next(iter(near or [one for one in words if one.lower() == word.lower()]), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

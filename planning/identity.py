@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planning.findings import Finding
+from planning.findings import Finding, written
 
 # Settings (or whole groups) that decide what is learned from what: another value is another run.
 FIXED = (
@@ -60,11 +60,16 @@ OPTIMIZER_FORMS = {"optimizer": "sharded", "none": "whole", "fsdp2": "whole", "f
 
 
 def compare(
-    before: Mapping[str, Any], after: Mapping[str, Any], run_dir: str, *, saved: bool = True
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    run_dir: str,
+    *,
+    saved: bool = True,
+    holds: str = "run",
 ) -> tuple[list[Finding], list[str]]:
     """(errors: this is another run; lines: what changed of what may) of two configurations.
 
-    saved: whether there is a checkpoint to continue from.
+    saved: whether there is a checkpoint to continue from. holds: what the folder holds.
     """
     findings, allowed = [], []
     sharding = [flatten(values).get("layout.sharding") for values in (before, after)]
@@ -80,14 +85,15 @@ def compare(
                 f"checkpoint.load={run_dir}/checkpoints",
             )
         )
-    for name, (old, new) in changes(before, after).items():
+    for name, values in changes(before, after).items():
+        old, new = (written(value) for value in values)
         if is_fixed(name):
             findings.append(
                 Finding(
                     "another-run",
                     "error",
                     name,
-                    f"{run_dir} holds a run with {old}, this one has {new}",
+                    f"{run_dir} holds a {holds} with {old}, this one has {new}",
                     "set it back, take another run_dir, or resume=none (the old run is kept aside)",
                 )
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import zip_longest
 from typing import Any
 
 from planning import cost
@@ -24,6 +25,11 @@ def count(number: float | None) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
+
+
+def _hours(number: float) -> str:
+    """'9.42', '1,710': three digits, without an exponent."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _gpu(hardware: HardwareConfig) -> Gpu:
@@ -215,7 +221,7 @@ def _speed_rows(resolution: Resolution) -> list[tuple[str, str]]:
         ("", f"{largest}"),
         (
             "cost",
-            f"{estimate.gpu_hours_per_billion_tokens:,.3g} GPU-hours a billion tokens, "
+            f"{_hours(estimate.gpu_hours_per_billion_tokens)} GPU-hours a billion tokens, "
             f"{duration(estimate.hours)} the run; {paid}",
         ),
     ]
@@ -239,9 +245,15 @@ def duration(hours: float) -> str:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """Errors first."""
+    """Errors first; what several in a row have in common as a way out is said after the last."""
     ordered = sorted(findings, key=lambda finding: finding.severity != "error")
-    return [f"{finding.severity}: {finding}" for finding in ordered]
+    lines = []
+    for finding, following in zip_longest(ordered, ordered[1:]):
+        same = following and following.severity == finding.severity
+        if same and following.fix == finding.fix:
+            finding = replace(finding, fix="")
+        lines.append(f"{finding.severity}: {finding}")
+    return lines
 
 
 def refusal_lines(refusal: Refusal) -> list[str]:

@@ -52,6 +52,13 @@ def unused_data(f: Facts) -> Iterator[Verdict]:
         for setting, value in given.items():
             if value:
                 yield setting, f"{value} means nothing with data={data.kind}", "take data=indexed"
+    if data.kind == "library_text" and (tokenizer.kind, tokenizer.vocab_size) != ("byte", 257):
+        wrong = "kind" if tokenizer.kind != "byte" else "vocab_size"
+        yield (
+            f"data.tokenizer.{wrong}",
+            f"{getattr(tokenizer, wrong)} means nothing with data=library_text, read by bytes",
+            "leave it out, or take data=indexed",
+        )
     if tokenizer.path is not None and tokenizer.kind in ("byte", "none"):
         yield (
             "data.tokenizer.path",

@@ -141,6 +141,37 @@ def test_one_message_names_the_setting_and_a_way_out(
     assert list(here.iterdir()) == []
 
 
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ([f"run_dir={LONG}"], [f"error: run_dir: {LONG}: File name too long"]),
+        ([f"data.cache={LONG}"], ["error: data.cache: ", "File name too long"]),
+        ([f"checkpoint.save={LONG}"], ["error: checkpoint.save: ", "File name too long"]),
+        (["data=indexed", f"data.paths=[{LONG}]"], ["error: data.paths: ", "too long"]),
+        (["run_dir=s3://bucket/run"], ["s3://bucket/run is an address, and a folder is needed"]),
+        (["checkpoint.save=s3://bucket/run"], ["error: checkpoint.save: s3://bucket/run is an"]),
+        (["checkpoint.load=s3://bucket/run"], ["error: checkpoint.load: s3://bucket/run is an"]),
+        (["checkpoint.save=no"], ["'no' would be a folder", "write false, or ./no for a folder"]),
+        (["data.tokenizer.vocab_size=99"], ["99 means nothing with data=library_text"]),
+        (["precision=BF16"], ["there is no 'BF16'; did you mean bf16?"]),
+        (["training.train_steps=null"], ["training.train_steps: null is not legal"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+@pytest.mark.parametrize("launch", ["local", "plan"])
+def test_a_folder_that_cannot_be_and_a_word_that_does_nothing(
+    capsys: pytest.CaptureFixture[str], here: Path, words: list[str], parts: list[str], launch: str
+) -> None:
+    said = refused(capsys, [*words, f"launch={launch}"])
+    for part in parts:
+        assert part in said
+    assert WAY_OUT in said
+    assert list(here.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -257,6 +288,33 @@ def test_a_plan_alone_may_be_replaced(here: Path) -> None:
     assert main(["run_dir=r", "launch=plan"]) == 0
     assert main(["run_dir=r", "launch=plan", "model.hidden_size=256"]) == 0
     assert "hidden_size: 256" in (here / "r" / "plan.yaml").read_text()
+
+
+@pytest.mark.parametrize("resume", ["auto", "none"])
+def test_a_plan_leaves_the_plan_of_a_run_alone(
+    capsys: pytest.CaptureFixture[str], trained: Path, resume: str
+) -> None:
+    before = files(trained)
+    words = ["run_dir=r", "launch=plan", f"resume={resume}", "training.train_steps=300"]
+    assert main(words) == 0
+    assert "not written: r keeps the plan of its run" in capsys.readouterr().out
+    assert files(trained) == before | {".lock": ""}
+
+
+def test_a_plan_alone_is_not_called_a_run(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert main(["run_dir=r", "launch=plan"]) == 0
+    capsys.readouterr()
+    said = refused(capsys, ["run_dir=r", "model=moe_tiny"])
+    assert "error: model.num_experts: r holds a plan with null, this one has 4" in said
+    assert said.count("set it back, take another run_dir") == 1  # after the last of them
+
+
+def test_a_plan_that_is_no_text_does_not_stop_the_run_beside_it(
+    capsys: pytest.CaptureFixture[str], trained: Path
+) -> None:
+    (trained / "plan.yaml").write_bytes(b"\xff\xfe")
+    assert main(["run_dir=r", "launch=plan"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_checkpoints_of_another_form_are_refused(
