@@ -21,6 +21,7 @@ from typing import Any
 from launch import checks, contained, run_folder
 from launch import start as start_file
 from launch.display import resume_command
+from launch.secrets import redact
 from planning import report
 from planning.findings import Finding, errors
 from planning.plan import Plan
@@ -257,5 +258,5 @@ def _write_plan(folder: Path, plan: Plan, resolution: Resolution, way: Way) -> N
     verdict = json.dumps(report.to_json(every), indent=2)
     run_folder.write_private(folder / "plan.json", verdict + "\n")
     said = [*report.lines(resolution), *report.finding_lines(way.findings)]
-    command = shlex.join(["python", "launch/train.py", *way.overrides])
+    command = shlex.join(["python", "launch/train.py", *map(redact, way.overrides)])
     run_folder.write_private(folder / REPORT, "\n".join([command, "", *said]) + "\n")

@@ -31,7 +31,7 @@ from launch.aws.checks import s3_parts
 from launch.aws.clients import Clients
 from launch.aws.logs import Line, Log, first_failure
 from launch.aws.record import Record, find
-from launch.train import report
+from launch.train import leave, report
 from planning.findings import ChoiceError, Finding, MachineError, Refusal
 from planning.report import refusal_lines, table
 
@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     logs = command("logs", "the log; a failure's traceback first", _logs)
     logs.add_argument("--follow", action="store_true", help="go on until the job ends")
     logs.add_argument("--host", help="of one host only, such as algo-2")
-    logs.add_argument("--rank", type=int, help="all that one rank has printed, from S3")
+    logs.add_argument("--rank", type=_count, help="all that one rank has printed, from S3")
     logs.add_argument("--grep", metavar="REGEX", help="lines that match only")
-    logs.add_argument("--last", type=int, metavar="N", help="the newest N lines only")
+    logs.add_argument("--last", type=_count, metavar="N", help="the newest N lines only")
     command("watch", "follow it to its end, submit it again where that helps", _watch)
     command("stop", "save and stop", _stop)
     again = command("resume", "a new job, from the newest checkpoint", _resume)
@@ -81,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
                        help="take away these kinds of the list, after a confirmation")  # fmt: skip
     clean.add_argument("--confirm", metavar="NAME", help="the run's name, instead of typing it")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 0")
+    return int(text)
 
 
 def _open(run_dir: Path) -> tuple[Record, Clients]:
@@ -178,7 +184,7 @@ def _logs(given: argparse.Namespace) -> int:
             print("\n".join(line.text for line in found.lines))
             print("--- the log")
     shown = [line for line in lines if wanted.search(line.text)]
-    for line in shown[-given.last :] if given.last else shown:
+    for line in _newest(shown, given.last):
         _print(line, record.nodes)
     if not lines:
         print("the log is empty so far")
@@ -191,6 +197,10 @@ def _logs(given: argparse.Namespace) -> int:
             if wanted.search(line.text):
                 _print(line, record.nodes)
     return 0
+
+
+def _newest[T](lines: list[T], count: int | None) -> list[T]:
+    return lines if count is None else lines[max(len(lines) - count, 0) :]
 
 
 def _print(line: Line, nodes: int) -> None:
@@ -214,7 +224,7 @@ def _rank_log(
                     "it is copied within minutes of the run's start, of each node's own ranks")
         )  # fmt: skip
     shown = [x for x in body.decode(errors="replace").splitlines() if wanted.search(x)]
-    print("\n".join(shown[-last:] if last else shown))
+    print("\n".join(_newest(shown, last)))
     return 0
 
 
@@ -269,4 +279,4 @@ def _cleanup(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

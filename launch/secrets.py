@@ -27,13 +27,15 @@ _FORMS = {
 }
 _KNOWN = [(what, re.compile(form)) for what, form in _FORMS.items()]
 _NAMES = re.compile(
-    r"(?i)(?:^|[_-])(?:api_?key|key|token|secret|password|passwd|pwd|credentials?|auth)(?:[_-]|$)"
+    r"(?i)(?:^|[_-])(?:(?:api|ssh|access|private|secret)?_?key|token|secret|pass(?:word|wd|phrase)?"
+    r"|pwd|credentials?|auth)(?:[_-]|$)"
 )
 # What a name like TOKENIZER_KEY_FILE may well hold: where something is, not what it is.
 _HARMLESS = re.compile(r"(?i)arn:aws[\w-]*:.*|[/~.].*|\w+://\S*|[\d.]+|true|false|none|null|auto")
 # 40 characters of base64, unless they begin as a path does.
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])(?!/)[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 ENTROPY = 2.8  # bits a character: words of a language have less, keys have more
+_HIDDEN = "<secret>"
 SHORTEST = 8  # characters of a value worth the suspicion
 
 FIX = (
@@ -87,6 +89,9 @@ def _found(setting: str, value: Any, name: str = "") -> Iterator[tuple[str, str]
     if isinstance(value, Mapping):
         for key, inner in value.items():
             told = str(key) if setting in _NAMED else ""
+            if (what := kind(str(key))) is not None:
+                yield setting, f"{what} (a name in it)"
+                continue
             yield from _found(f"{setting}.{key}".lstrip("."), inner, told)
     elif isinstance(value, list):
         for inner in value:
@@ -104,5 +109,26 @@ def redact(word: str) -> str:
     name, equals, value = word.partition("=")
     group, _, last = name.lstrip("+").rpartition(".")
     if equals and kind(value, last if group in _NAMED else ""):
-        return f"{name}=<secret>"
-    return "<secret>" if kind(word) else word
+        return f"{name}={_HIDDEN}"
+    return _HIDDEN if kind(word) else word
+
+
+def hide(text: str) -> str:
+    """What is said on the screen, without what seems a secret: a word that cannot be read is
+    repeated before anything is checked."""
+    for what, form in _KNOWN:
+        start = 0
+        while found := form.search(text, start):
+            end = len(text) if what == "a private key" else _rest(text, found.end())
+            text = f"{text[: found.start()]}{_HIDDEN}{text[end:]}"
+            start = found.start() + len(_HIDDEN)
+    return _NAMED_VALUE.sub(lambda m: m[1] + _HIDDEN if kind(m[3], m[2]) else m[0], text)
+
+
+_ENDS = re.compile(r"[\s'\",}\]]|$")
+_NAMED_VALUE = re.compile(r"((?:^|[\s.{,+\"'])(\w+)[=:]['\"]*)([^\s'\",}\]]+)")
+
+
+def _rest(text: str, start: int) -> int:
+    found = _ENDS.search(text, start)
+    return len(text) if found is None else found.start()

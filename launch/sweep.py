@@ -83,7 +83,7 @@ def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[
         print(f"\njob {number}: {' '.join(kept) or 'as it stands'}", flush=True)
     try:
         for warning in finding_lines(compose.repeated(overrides)):
-            print(warning, file=sys.stderr, flush=True)
+            print(secrets.hide(warning), file=sys.stderr, flush=True)
         config = compose.choose(overrides)
         folder = None
         if number is not None:
@@ -91,8 +91,8 @@ def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[
         ended = execute(config, overrides, folder, before)
         return Job(number, kept, ended.exit_status, ended.run_dir, ended.result, "")
     except Refusal as refusal:
-        print("\n".join(refusal_lines(refusal)), file=sys.stderr, flush=True)
-        message = refusal.findings[0].message if refusal.findings else ""
+        print(secrets.hide("\n".join(refusal_lines(refusal))), file=sys.stderr, flush=True)
+        message = secrets.hide(refusal.findings[0].message) if refusal.findings else ""
         result = {"predicted": dict(refusal.predicted)} if refusal.predicted else {}
         return Job(number, kept, refusal.exit_status, None, result, message)
     except KeyboardInterrupt:

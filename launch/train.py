@@ -15,7 +15,7 @@ if __name__ == "__main__":
     # A script's own folder comes first in sys.path; our packages are in the repository's root.
     sys.path[0] = str(ROOT)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from launch import usage
@@ -57,9 +57,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def report(refusal: Refusal) -> int:
+    from launch import secrets
     from planning.report import refusal_lines
 
-    print("\n".join(refusal_lines(refusal)), file=sys.stderr)
+    print(secrets.hide("\n".join(refusal_lines(refusal))), file=sys.stderr)
     return refusal.exit_status
 
 
@@ -87,9 +88,12 @@ def _options(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _end(status: int) -> None:
-    """Leave with the status, also where nobody reads what is printed any more (`| head`)."""
+def leave(command: Callable[[], int]) -> None:
+    """Do it and leave with its status, also where nobody reads what is printed any more
+    (`| head`)."""
+    status = 1
     try:
+        status = command()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -97,8 +101,4 @@ def _end(status: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _end(main())
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    leave(main)

@@ -46,11 +46,13 @@ def shape(operation: str = "CreateTrainingJob") -> Any:
     """The input shape of an operation of the installed botocore. Raises MachineError: there is
     none."""
     try:
-        from botocore.session import get_session
+        from botocore.loaders import Loader
+        from botocore.model import ServiceModel
     except ImportError:
         finding = Finding("boto3", "error", "launch", "boto3 is not installed", INSTALL)
         raise MachineError(finding) from None
-    model = get_session().get_service_model("sagemaker")
+    # Not of a session, which reads the AWS configuration: a profile that is not there is no matter.
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
     return model.operation_model(operation).input_shape
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launch import secrets
+from launch.train import main
 from tests.launch.elsewhere import choose
 
 # Made up, in parts, so that nobody's scanner takes them for real ones.
@@ -34,6 +37,8 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0In0.c2ln"
         ("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567", "a secret, being named"),
         ("DB_PASSWORD", "correct horse battery", "a secret, being named"),
         ("token", "zx81-spectrum-48k", "a secret, being named"),
+        ("DB_PASS", "zx81-spectrum-48k", "a secret, being named"),
+        ("SSHKEY", "zx81-spectrum-48k", "a secret, being named"),
     ],
 )
 def test_secrets_are_known_by_form_or_name(name: str, value: str, what: str) -> None:
@@ -113,3 +118,44 @@ def test_kept_words_have_no_secrets() -> None:
     assert secrets.redact("+launch.environment.MY_TOKEN=zx81-spectrum") == (
         "+launch.environment.MY_TOKEN=<secret>"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"+launch.environment.A=[{HF}]"],  # no text
+        [f"launch.max_run_hours={HF}"],
+        [HF],
+        [f"data.paths=[{SIGNED}]"],  # not in quotes
+        ["+launch.environment.WANDB_API_KEY=''0123456789abcdef"],
+        [f"run_dir=a-{HF}", f"run_dir=b-{HF}"],
+        [f"+launch.tags.{HF}=a"],
+        ["-m", f"launch.max_run_hours={HF},1"],
+    ],
+)
+def test_a_refusal_does_not_repeat_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = ["model=gpt_1b", "hardware=p6_b200", "launch=sagemaker", "launch.dry_run=true", *words]
+    assert main(given) == 2
+    screen = "".join(capfd.readouterr())
+    written = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    for part in (HF, "0a1b", "0123456789abcdef"):
+        assert part not in screen + written
+
+
+def test_a_word_that_another_one_replaces_is_kept_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=gpt_1b", "hardware=p6_b200", "launch=sagemaker", "launch.dry_run=true"]
+    assert main([*words, f"run_dir={HF}", "run_dir=r"]) == 0
+    screen = "".join(capfd.readouterr())
+    assert HF not in screen + "".join(p.read_text() for p in (tmp_path / "r").iterdir())
+
+
+def test_what_is_no_secret_is_not_hidden() -> None:
+    said = "data.paths: 's3://team-data/web' is no folder; did you mean tokenizer=bytes?"
+    assert secrets.hide(said) == said
