@@ -149,8 +149,8 @@ def _recommended(able: list[Alternative], parameters: int) -> tuple[Alternative 
         ]
     gain = f"{best.rate / base.rate - 1:+.0%} over BF16" if base else "BF16 does not fit"
     if small:
-        why = ["up to about 14 B parameters FP8 is the low precision with the least overhead, "
-               f"and a larger batch gains more than another format; predicted: {gain}"]  # fmt: skip
+        why = ["up to about 14 B parameters FP8 is the low precision with the least overhead; "
+               f"tune the batch before another format; predicted: {gain}"]  # fmt: skip
     else:
         stable = (
             "MXFP8 is the stable choice"

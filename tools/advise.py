@@ -29,7 +29,7 @@ from planning.changes import setting_word
 from planning.decision import Alternative, Decision
 from planning.findings import ChoiceError, Finding, MachineError, Refusal, errors, refuse
 from planning.schema import RunConfig
-from planning.search import SHOWN, Option, why_slower
+from planning.search import MARGIN, SHOWN, Option, why_slower
 from tools.advice_pages import Section, text, write
 
 NEAREST = 3  # splits that do not fit, of which it is said how far they are from it
@@ -150,6 +150,8 @@ def _choice(decided: Decision) -> Section:
         "The choice",
         [
             f"All figures are predicted, none was measured: {report.basis(decided.plan)}.",
+            f"What fits barely leaves less than {MARGIN:.0%} of a GPU free, and is not taken by a "
+            "search.",
         ],
         block=[*lines, *report.finding_lines(warnings)],
     )
@@ -159,7 +161,9 @@ def _fit(one: Alternative) -> str:
     if one.held is None or one.room is None:
         return ""
     over = one.held.needed - one.room
-    return "yes" if over <= 0 else f"no, by {report.size(over)}"
+    if over > 0:
+        return f"no, by {report.size(over)}"
+    return "yes" if one.held.needed <= one.room * (1 - MARGIN) else "barely"
 
 
 def _gib(one: Alternative) -> str:
@@ -216,7 +220,7 @@ def _precision(decided: Decision) -> Section:
 
 
 def _batch(taken: Alternative) -> Section:
-    rows = [["batch", "micro", "micro batches a GPU", "tokens a step", "step", "tokens/s/GPU",
+    rows = [["global", "micro", "micro batches a GPU", "tokens a step", "step", "tokens/s/GPU",
              "against", "GiB/GPU", "fits"]]  # fmt: skip
     found = [("micro", one) for one in decision.micro_batches(taken)]
     found += [("global", one) for one in decision.global_batches(taken)]
