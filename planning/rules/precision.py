@@ -244,14 +244,3 @@ def optimizer_moments(f: Facts) -> Iterator[Verdict]:
             f"{moments} moments do not work with {problem}",
             "set precision.optimizer_moments=fp32, or use Adam with layout=ddp or fsdp on a GPU",
         )
-
-
-@rule("low-precision-small", "TE FP8 was slower than BF16 at hidden 1024", severity="warning")
-def low_precision_small(f: Facts) -> Iterator[Verdict]:
-    if f.config.precision.format != "none" and f.config.model.hidden_size < 2048:
-        yield (
-            "precision",
-            f"at model.hidden_size={f.config.model.hidden_size} quantisation costs more than the "
-            "faster GEMMs gain",
-            "measure precision=bf16 first",
-        )

@@ -223,9 +223,6 @@ EXAMPLES = [
             "precision.optimizer_moments", "use Adam"),
     Example("optimizer-moments", CPU, "precision.optimizer_moments=bf16", "",
             "precision.optimizer_moments", "a CPU"),
-    Example("low-precision-small", "hardware=h100 layout=ddp precision=fp8 "
-            "training.global_batch_size=128", "model=gpt_160m", "model=gpt_1b", "precision",
-            "measure precision=bf16 first"),
     Example("fsdp2", f"model=llama3_8b layout=fsdp2 precision.gradients=bf16 {FULL}",
             "hardware=h200 layout.pipeline_parallel=2", "hardware=h200", "layout.pipeline_parallel",
             "layout=fsdp"),
