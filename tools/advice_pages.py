@@ -224,7 +224,9 @@ def _draw_memory(axes: Any, bars: list[Bar], rows: list[int]) -> None:
     for row, bar in zip(rows, bars, strict=True):
         needed = bar.held.needed / gib
         said = f"{needed:,.0f}" if bar.fits else f"{needed:,.0f}, too large"
-        axes.annotate(said, (needed, row), xytext=(4, 0), textcoords="offset points",
+        # Beyond the line, where it would stand on it.
+        at = room if room is not None and 0.9 * room < needed < room else needed
+        axes.annotate(said, (at, row), xytext=(4, 0), textcoords="offset points",
                       va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none",
                                                      "alpha": 0.85, "pad": 1})  # fmt: skip
     if room is not None:
