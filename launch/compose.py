@@ -401,7 +401,8 @@ def _unreadable(word: str, error: Exception) -> Finding:
     elif isinstance(error, ValueError):  # Python's own, of a number
         fix = _expected(name)
     else:
-        fix = f"""quote the value, and again for the shell: '{name}="VALUE"'"""
+        text = value if len(value) <= 60 and '"' not in value and "'" not in value else "VALUE"
+        fix = f"""quote the value, and again for the shell: '{name}="{text}"'"""
     lines = [line for line in str(error).splitlines() if "evaluating" in line or "limit" in line]
     reason = f": {lines[0].rpartition(': ')[2]}" if lines else ""
     return _finding(known, f"{_short(word)} cannot be read{reason}", fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def execute(
     assert plan is not None
     if config.launch.kind == "plan":
         folder = folder or run_folder.default_run_dir(config.model.name)
-        with run_folder.said_of("run_dir", folder), run_folder.lock(folder):
+        used = (folder / run_folder.LOCK).exists()  # a run that starts there reads its plan
+        lock = run_folder.lock(folder) if used else nullcontext()
+        with run_folder.said_of("run_dir", folder), lock:
             for line in changed:
                 print(f"{'changed':<10} {line}")
             if checks.is_started(folder):

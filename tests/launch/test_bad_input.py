@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import compose, machine, train, usage
+from launch import compose, machine, run_folder, train, usage
 from launch.train import main
 from planning.identity import flatten
 from tests.choices import CPU, ROOT, values
@@ -102,7 +102,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], status: int = 
         (["=3"], ["'=3' cannot be read", "GROUP=CHOICE"]),
         (["model=["], ["error: model: 'model=[' cannot be read", "close its brackets"]),
         (["model==gpt_1b"], ["write one =: model=VALUE"]),
-        (["run_dir=a=b"], ["error: run_dir: ", """'run_dir="VALUE"'"""]),
+        (["run_dir=a=b"], ["error: run_dir: ", """'run_dir="a=b"'"""]),
         (["run_dir='a"], ["close its quotes"]),
         ([""], ["'' has no ="]),
         (["model.\udcff=1"], ["has characters that no name has"]),
@@ -298,7 +298,18 @@ def test_a_plan_leaves_the_plan_of_a_run_alone(
     words = ["run_dir=r", "launch=plan", f"resume={resume}", "training.train_steps=300"]
     assert main(words) == 0
     assert "not written: r keeps the plan of its run" in capsys.readouterr().out
-    assert files(trained) == before | {".lock": ""}
+    assert files(trained) == before
+
+
+def test_a_plan_does_not_replace_that_of_a_run_that_starts(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    assert main(["run_dir=r", "launch=plan"]) == 0
+    before = files(here / "r")
+    with run_folder.lock(here / "r"):
+        said = refused(capsys, ["run_dir=r", "launch=plan", "training.train_steps=300"], 3)
+    assert "another process trains in r now" in said
+    assert files(here / "r") == before | {".lock": ""}
 
 
 def test_a_plan_alone_is_not_called_a_run(capsys: pytest.CaptureFixture[str], here: Path) -> None:
