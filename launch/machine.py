@@ -46,9 +46,14 @@ def look() -> Machine:
     return Machine(names, memory, host.memory_gib(), host.cores(), cards.driver, cards.problems)
 
 
+def is_known(hardware: HardwareConfig) -> bool:
+    """Whether it says what it is, as all but `hardware=this` do."""
+    return hardware.gpu is not None and hardware.gpus_per_node is not None
+
+
 def fill(hardware: HardwareConfig, machine: Machine) -> HardwareConfig:
     """`hardware=this` with what was found in the place of its nulls; others as they are."""
-    if hardware.gpu is not None and hardware.gpus_per_node is not None:
+    if is_known(hardware):
         return hardware
     gpu = hardware.gpu or (machine.gpu if machine.gpu in GPUS else "cpu")
     cpu = gpu == "cpu"

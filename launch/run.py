@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -50,11 +51,12 @@ def execute(
     contained, dry = isinstance(config.launch, ContainedLaunch), False
     if contained:
         config, dry = elsewhere.planned(config)
-    here = machine.look()
+    look = functools.cache(machine.look)  # a tenth of a second, which a plan for elsewhere saves
     folder = run_dir or (checks.home(config.run_dir, "run_dir") if config.run_dir else None)
     refuse(checks.folders(config, folder))
     config = checks.absolute(config)
-    config = config.model_copy(update={"hardware": machine.fill(config.hardware, here)})
+    if not machine.is_known(config.hardware):
+        config = config.model_copy(update={"hardware": machine.fill(config.hardware, look())})
     resolution = resolve(config)
     plan = resolution.plan
     print("\n".join(report.lines(resolution)), flush=True)
@@ -63,7 +65,7 @@ def execute(
     different, changed = checks.against_previous(resolution.config, folder)
     findings += different
     if plan is not None and config.launch.kind == "local":
-        findings += machine.compare(plan, here) + checks.initial_weights(resolution.config)
+        findings += machine.compare(plan, look()) + checks.initial_weights(resolution.config)
     findings = list(dict.fromkeys(findings))  # one dataset named for three splits is one finding
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)
@@ -111,7 +113,7 @@ def execute(
         )
     folder = folder or run_folder.default_run_dir(config.model.name)
     with run_folder.lock(folder):
-        return _train(folder.resolve(), plan, resolution, overrides, changed, here)
+        return _train(folder.resolve(), plan, resolution, overrides, changed, look())
 
 
 def _train(
