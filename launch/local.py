@@ -206,5 +206,9 @@ def _with_result(outcome: Outcome, run_dir: Path, progress: Mapping[str, Any]) -
         return outcome
     end = {"status": outcome.status, "message": outcome.message}
     result = {**progress, **outcome.result, **end}
-    (run_dir / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    return Outcome(outcome.status, outcome.exit_status, outcome.message, result)
+    path, message = run_dir / "result.json", outcome.message
+    try:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+    except OSError as error:  # a full disk, most often what ended the run
+        message = f"{message}\ncannot write to {path}: {error.strerror}"
+    return Outcome(outcome.status, outcome.exit_status, message, result)

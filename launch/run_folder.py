@@ -175,4 +175,6 @@ def free_space_check(path: Path, bytes_needed: int, setting: str = "checkpoint.s
 
 
 def _gib(size: int) -> str:
+    if size < 2**30 / 10:
+        return f"{size / 2**20:,.1f} MiB"
     return f"{size / 2**30:,.1f} GiB"

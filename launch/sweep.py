@@ -13,7 +13,7 @@ from typing import Any
 
 from launch import checks, compose, run_folder, secrets
 from launch.run import execute
-from planning.findings import Refusal
+from planning.findings import ChoiceError, Finding, Refusal
 from planning.report import finding_lines, refusal_lines, table
 
 STOPPED = 143
@@ -53,10 +53,15 @@ class _Base:
 
     path: Path | None = None
     made = False
+    asked: str | None = None
 
     def of(self, run_dir: str | None, model_name: str) -> Path:
+        if self.path is not None and run_dir != self.asked:
+            message = f"a sweep has one, and here it is {self.asked or self.path}"
+            fix = "give one run_dir: each job has a folder in it, 0, 1, ..."
+            raise ChoiceError(Finding("sweep-folder", "error", "run_dir", message, fix))
         if self.path is None:
-            self.made = run_dir is None
+            self.made, self.asked = run_dir is None, run_dir
             self.path = (
                 checks.home(run_dir, "run_dir")
                 if run_dir

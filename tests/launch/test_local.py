@@ -264,6 +264,15 @@ def test_the_cause_of_a_failure(
     assert (outcome.status, outcome.exit_status) == ("failed", exit_status)
 
 
+def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """On a full disk, or in a folder that is gone."""
+    failed = local.Outcome("failed", 1, "rank 0 failed", {})
+    ended = local._with_result(failed, tmp_path / "gone", {"steps": 2})
+    said = f"rank 0 failed\ncannot write to {tmp_path}/gone/result.json: No such file or directory"
+    assert (ended.exit_status, ended.message) == (1, said)
+    assert ended.result["steps"] == 2
+
+
 def test_processes_that_end_well_without_a_result_have_failed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     outcome = local._judge(tmp_path, 0, "")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,14 @@ def test_a_disk_without_room_is_refused_with_numbers(tmp_path: Path) -> None:
     assert (finding.id, finding.setting) == ("disk_space", "checkpoint.save")
     assert "needs 1,073,741,824.0 GiB of disk" in finding.message
     assert "checkpoint.keep" in finding.fix
+
+
+def test_a_small_disk_has_its_numbers_in_mib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**22))
+    with pytest.raises(MachineError, match=r"needs 6\.0 MiB of disk, 4\.0 MiB are free there"):
+        run_folder.free_space_check(tmp_path, 6 * 2**20)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:

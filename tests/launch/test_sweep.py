@@ -97,6 +97,12 @@ def test_jobs_have_folders_of_one_sweep_and_nothing_else_is_written(
     assert second["overrides"] == ["launch=plan", "training.train_steps=6", "run_dir=s"]
 
 
+def test_a_sweep_has_one_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "run_dir=a,b"]) == 2
+    assert "error: run_dir: a sweep has one, and here it is a" in capsys.readouterr().err
+    assert not (here / "a" / "1").exists()
+
+
 def test_without_a_run_dir_the_sweep_has_a_new_folder(here: Path) -> None:
     assert main([*PLAN, "training.train_steps=5,6"]) == 0
     (sweep_folder,) = (here / "runs" / "gpt_tiny").iterdir()
