@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.aws.checks import Request, Row, asked, instances, s3_parts
 from launch.aws.clients import Clients, code
+from launch.aws.job import LOG_GROUP
 from planning.hardware import INSTANCES
 
 SERVICE = "sagemaker.amazonaws.com"
@@ -97,7 +98,8 @@ def _list(value: Any) -> list[Any]:
 
 def permissions(request: Request, clients: Clients) -> Iterator[Row]:
     """What the role may do, by IAM's simulator; it does not see policies of buckets."""
-    partition = request["RoleArn"].split(":")[1]
+    _, partition, _, _, account, _ = request["RoleArn"].split(":", 5)
+    log = f"arn:{partition}:logs:{clients.region}:{account}:log-group:{LOG_GROUP}:log-stream:any"
     reads = [
         s3["S3Uri"]
         for channel in request.get("InputDataConfig", [])
@@ -120,7 +122,7 @@ def permissions(request: Request, clients: Clients) -> Iterator[Row]:
         ),
         (["s3:PutObject"], arns(writes)),
         (["s3:ListBucket"], buckets([*reads, *writes])),
-        (["logs:CreateLogStream", "logs:PutLogEvents"], ["*"]),
+        (["logs:CreateLogStream", "logs:PutLogEvents"], [log]),
         (["ecr:GetAuthorizationToken"], ["*"]),
     ]
     if "VpcConfig" in request:
