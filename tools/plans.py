@@ -80,15 +80,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("hardware", nargs="?", help="p6_b200, ... or ml.p6-b200.48xlarge; without it: your plans")
-    add("--instances", type=int, default=1, metavar="N", help="nodes (default 1)")
+    add("--instances", type=_positive, default=1, metavar="N", help="nodes (default 1)")
     add("--ultraserver", metavar="TYPE", help="GB200: --instances counts these, ml.u-p6e-gb200x72")
-    add("--hours", type=int, nargs="+", default=list(HOURS), help="durations to ask for")
+    add("--hours", type=_positive, nargs="+", default=list(HOURS), help="durations to ask for")
     add("--after", type=_date, metavar="YYYY-MM-DD", help="start not before, UTC")
     add("--before", type=_date, metavar="YYYY-MM-DD", help="end not after, UTC")
     add("--region", help="default: the AWS configuration's")
     add("--buy", metavar="OFFERING", help="buy it, after its price was typed")
     add("--name", help="of the plan that is bought")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1")
+    return int(text)
 
 
 def _date(text: str) -> datetime:

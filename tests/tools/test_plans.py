@@ -70,6 +70,13 @@ def test_a_mistyped_instance(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "y", "yes", "26880", "tpo-week"])
+@pytest.mark.parametrize("words", [("--instances", "0"), ("--instances=-3",), ("--hours", "x")])
+def test_what_is_no_number(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        plans.main(["p6_b200", *words])
+    assert "is no whole number from 1" in capsys.readouterr().err
+
+
 def test_nothing_is_bought_unless_the_price_is_typed(
     account: Account, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, typed: str,

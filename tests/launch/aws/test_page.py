@@ -108,7 +108,7 @@ def test_memory_is_told_as_the_page_shows(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(planned_json))
     shown, said = _block("planned ").splitlines(), memory.lines(tmp_path, [OOM])
     assert shown[:2] == said[:2]
-    form = r"would help [a-z_.]+=\w+( [a-z_.]+=\w+)* \(\d+% (slower|faster)\)"
+    form = r"would help [a-z_.]+=\w+( [a-z_.]+=\w+)* \(\d+% (slower|faster)( a GPU)?\)"
     assert all(re.fullmatch(form, line) for line in (*shown[2:], *said[2:]))
 
 
