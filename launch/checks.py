@@ -223,6 +223,8 @@ def initial_weights(config: RunConfig) -> list[Finding]:
     if newest.taken is None:
         reason = f": {newest.passed_over[0].reason}" if newest.passed_over else ""
         message, fix = f"{folder} holds no complete checkpoint{reason}", "name one that has iter_*"
+        if checkpoints.newest_complete(inside := Path(folder) / "checkpoints").taken:
+            fix = f"a run's are inside: checkpoint.load={inside}"
     elif sharded != (newest.taken.format == "dcp"):
         # docs/resume.md: Megatron-FSDP saves in a format of its own.
         message = f"{newest.taken.path} was {'not ' if sharded else ''}saved by Megatron-FSDP"

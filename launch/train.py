@@ -94,7 +94,8 @@ def leave(command: Callable[[], int]) -> None:
     status = 1
     try:
         status = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a closed one
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

@@ -339,6 +339,25 @@ def test_checkpoints_of_another_form_are_refused(
     assert "checkpoint.load=r/checkpoints" in said
 
 
+def test_the_folder_of_a_run_is_not_that_of_its_checkpoints(
+    capsys: pytest.CaptureFixture[str], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = checkpoints.CheckpointState(5, trained, True, "", "torch_dist", 1)
+    monkeypatch.setattr(
+        checkpoints,
+        "newest_complete",
+        lambda at: checkpoints.Newest(complete if at.name == "checkpoints" else None, []),
+    )
+    said = refused(capsys, ["checkpoint.load=r"])
+    assert f"a run's are inside: checkpoint.load={trained.absolute()}/checkpoints" in said
+
+
+def test_a_closed_screen_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        train.leave(lambda: 0)
+
+
 # --- real processes ---------------------------------------------------------------------------
 
 
