@@ -65,11 +65,6 @@ def test_nothing_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing is offered: 1 x ml.p6-b300.48xlarge for 24 hours" in screen
 
 
-def test_a_mistyped_instance(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean p6_b200?" in run(capsys, "p6_b20", status=2)
-
-
-@pytest.mark.parametrize("typed", ["", "y", "yes", "26880", "tpo-week"])
 @pytest.mark.parametrize("words", [("--instances", "0"), ("--instances=-3",), ("--hours", "x")])
 def test_what_is_no_number(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -77,6 +72,11 @@ def test_what_is_no_number(capsys: pytest.CaptureFixture[str], words: tuple[str,
     assert "is no whole number from 1" in capsys.readouterr().err
 
 
+def test_a_mistyped_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean p6_b200?" in run(capsys, "p6_b20", status=2)
+
+
+@pytest.mark.parametrize("typed", ["", "y", "yes", "26880", "tpo-week"])
 def test_nothing_is_bought_unless_the_price_is_typed(
     account: Account, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, typed: str,
