@@ -176,6 +176,13 @@ def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Findi
     # What a job has saved is where the job was.
     saved = checkpoints.newest_complete(saves).taken is not None or _submitted(folder)
     trained = saved or is_started(folder)
+    if previous is None and trained and config.resume == "auto":
+        message = (
+            f"{folder or saves} holds a run, and no plan.yaml that can be read: nothing says what "
+            "its checkpoints are of"
+        )
+        fix = "put back its plan.yaml, or take resume=none or another run_dir"
+        return [Finding("previous-plan", "error", "run_dir", message, fix)], []
     # A plan alone may be replaced by another one, but not that of a run.
     if previous is None or config.resume != "auto" or not (
         trained or config.launch.kind == "local"
@@ -207,10 +214,11 @@ def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] 
         return None
     for folder in folders:
         try:
-            plan = yaml.safe_load((folder / "plan.yaml").read_text())
-            return dict(plan["config"])
+            found = dict(yaml.safe_load((folder / "plan.yaml").read_text())["config"])
         except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
             continue
+        if found.keys() >= {"model", "data", "training"}:
+            return found
     return None
 
 

@@ -311,8 +311,10 @@ def _degrees(given: int | None, most: int, allowed: Any) -> list[int]:
 
 
 def why_slower(option: Option, best: Option) -> str:
-    """'12% slower: tensor parallel 210 ms more'."""
+    """'12% slower: tensor parallel +10% of a step'."""
     extra = {part: s - best.speed.parts.get(part, 0.0) for part, s in option.speed.parts.items()}
     part = max(extra, key=lambda name: extra[name])
     slower = option.speed.step_s / best.speed.step_s - 1
+    if slower < 0.005:
+        return "as fast"
     return f"{slower:.0%} slower: {part} +{extra[part] / best.speed.step_s:.0%} of a step"

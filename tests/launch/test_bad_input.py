@@ -320,12 +320,14 @@ def test_a_plan_alone_is_not_called_a_run(capsys: pytest.CaptureFixture[str], he
     assert said.count("set it back, take another run_dir") == 1  # after the last of them
 
 
-def test_a_plan_that_is_no_text_does_not_stop_the_run_beside_it(
-    capsys: pytest.CaptureFixture[str], trained: Path
+@pytest.mark.parametrize("plan", [b"\xff\xfe", b"config: 5", b"config: {a: 1}", b""])
+def test_a_run_whose_plan_cannot_be_read_is_not_continued_blindly(
+    capsys: pytest.CaptureFixture[str], trained: Path, plan: bytes
 ) -> None:
-    (trained / "plan.yaml").write_bytes(b"\xff\xfe")
-    assert main(["run_dir=r", "launch=plan"]) == 0
-    assert "Traceback" not in capsys.readouterr().err
+    (trained / "plan.yaml").write_bytes(plan)
+    said = refused(capsys, ["run_dir=r"])
+    assert "r holds a run, and no plan.yaml that can be read" in said
+    assert "put back its plan.yaml, or take resume=none" in said
 
 
 def test_checkpoints_of_another_form_are_refused(
