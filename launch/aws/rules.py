@@ -187,6 +187,13 @@ def stop_before_end(f: Facts) -> Iterator[Verdict]:
     if f.launch.training_plan and minutes <= 30:
         message = f"{minutes} minutes before the end the instances are gone already"
         yield "launch.stop_before_end_minutes", message, "take more than 30, and the time of a save"
+    elif f.launch.training_plan and minutes >= f.launch.max_run_hours * 60:
+        message = f"{minutes} minutes are all of launch.max_run_hours={f.launch.max_run_hours:g}"
+        yield (
+            "launch.stop_before_end_minutes",
+            message,
+            "take 40: the instances go 30 minutes early",
+        )
 
 
 @rule("warm-pool", "API ResourceConfig.KeepAlivePeriodInSeconds: at most 21600; none for spot")

@@ -161,6 +161,7 @@ def test_what_keeps_to_one_rule_breaks_no_other(name: str) -> None:
         ("spot-wait", ("launch.max_wait_hours=9",), "only a spot job"),
         ("longest-run", ("launch.spot=true", "launch.max_wait_hours=721"), "720 h (30 days)"),
         ("warm-pool", ("launch.spot=true", "launch.warm_pool_minutes=5"), "spot instances"),
+        ("stop-before-end", (PLAN, "launch.stop_before_end_minutes=1440"), "are all of"),
         ("job-name", (f"launch.job_name={'a' * 37}",), "at most 36"),
         ("bucket", ("launch.bucket=a/b",), "no bucket's name"),
         ("prefix", (f"launch.prefix={'a' * 501}",), "at most 500"),
