@@ -192,7 +192,7 @@ def stop_before_end(f: Facts) -> Iterator[Verdict]:
         yield (
             "launch.stop_before_end_minutes",
             message,
-            "take 40: the instances go 30 minutes early",
+            "take 40: instances go 30 early",
         )
 
 
