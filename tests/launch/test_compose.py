@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import compose
+from planning import changes
 from planning.findings import ChoiceError, Finding, errors
 from planning.resolve import resolve
 from planning.schema import RunConfig
@@ -103,15 +105,21 @@ def test_an_unknown_choice_names_the_nearest_and_all(word: str, nearest: str) ->
     assert found.fix == f"choose from {', '.join(GROUPS[group])}"
 
 
-def test_every_combination_is_legal_or_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """model x precision x layout x hardware, resolved from the files."""
+def test_every_combination_is_legal_or_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """model x precision x layout x hardware, resolved from the files; auto in the test below."""
+    # What would make thousands of choices fit, and their micro batch, are for other tests.
+    monkeypatch.setattr(changes, "that_fit", lambda _: [])
     started = time.monotonic()
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     legal: dict[str, set[str]] = {group: set() for group in ("model", "precision", "layout",
                                                              "hardware")}  # fmt: skip
     for groups in product():
-        words, resolution = line(groups), resolve(combine(groups))
+        if groups["layout"] == "auto":
+            continue
+        words, resolution = line(groups), resolve(with_micro_batch(combine(groups)))
         found = errors(resolution.findings)
         reasons.update({finding.id for finding in found})
         for finding in found:
@@ -131,14 +139,40 @@ def test_every_combination_is_legal_or_says_why(capsys: pytest.CaptureFixture[st
         print(f"\n{total:,} combinations in {time.monotonic() - started:.0f} s: {dict(verdicts)}")
         print("reasons: " + ", ".join(f"{id} {n:,}" for id, n in reasons.most_common()))
     sizes = [len(GROUPS[group]) for group in legal]
-    assert total == sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    assert total == sizes[0] * sizes[1] * (sizes[2] - 1) * sizes[3]
     # No choice is there in vain: only a layout of 32 ranks is legal nowhere on one node.
     assert {group: set(GROUPS[group]) - found for group, found in legal.items()} == {
         "model": set(),
         "precision": set(),
-        "layout": {"tp8_pp4"},
+        "layout": {"auto", "tp8_pp4"},
         "hardware": set(),
     }
     four = config("model=llama3_70b", "layout=tp8_pp4", "hardware=p6_b200", "hardware.nodes=4")
     assert errors(resolve(four).findings) == []
     assert verdicts["legal"] > total / 10
+
+
+def with_micro_batch(config: RunConfig) -> RunConfig:
+    if config.training.micro_batch_size is not None:
+        return config
+    training = config.training.model_copy(update={"micro_batch_size": 1})
+    return config.model_copy(update={"training": training})
+
+
+def test_auto_finds_a_layout_or_says_why() -> None:
+    """Every model on every hardware, each with another precision."""
+    precisions = itertools.cycle(GROUPS["precision"])
+    verdicts: Counter[str] = Counter()
+    for model, hardware in itertools.product(GROUPS["model"], GROUPS["hardware"]):
+        groups = {"model": model, "precision": next(precisions), "layout": "auto",
+                  "hardware": hardware}  # fmt: skip
+        resolution = resolve(combine(groups))
+        found = errors(resolution.findings)
+        verdicts["legal" if not found else "refused"] += 1
+        assert all(finding.setting and finding.message and finding.fix for finding in found)
+        if not found:
+            assert resolution.plan is not None, line(groups)
+            layout = resolution.config.layout
+            assert None not in (layout.tensor_parallel, layout.sharding, layout.recompute)
+            assert resolution.config.training.micro_batch_size is not None
+    assert verdicts["legal"] > 60

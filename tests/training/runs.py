@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -51,17 +53,25 @@ def prepare(run_dir: Path, *overrides: str) -> Path:
     return run_dir
 
 
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row, below those that outgoing connections take."""
+    while True:
+        first = random.randrange(10_000, 30_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
 def torchrun(runs: Sequence[tuple[int, Path]], timeout_s: float = 900) -> None:
     """Run prepared plans, (processes, folder) each, one after the other under one torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ranks = max(processes for processes, _ in runs)
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"),
-        *("--master-port", str(port), str(ROOT / "tests" / "training" / "many_runs.py")),
+        *("--master-port", str(free_ports(len(runs) + 1))),
+        str(ROOT / "tests" / "training" / "many_runs.py"),
         *(f"{processes}:{run_dir}" for processes, run_dir in runs),
     ]
     done = subprocess.run(
