@@ -30,7 +30,7 @@ def test_each_kind_has_a_choice_of_its_name() -> None:
         (["launch=sagemaker", "launch.max_run_hours=0"], "launch.max_run_hours", "0 is not legal",
          "take a number above 0"),
         # The same name in two kinds, with other types.
-        (["launch=docker", "launch.image=null"], "launch.image", "None is not legal",
+        (["launch=docker", "launch.image=null"], "launch.image", "null is not legal",
          "take a text"),
         (["launch=sagemaker", "launch.image=7"], "launch.image", "7 is not legal",
          "take a text or null"),
