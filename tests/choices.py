@@ -6,7 +6,7 @@ tests/launch/test_compose.py compares with Hydra's own composition.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,3 +108,15 @@ def line(groups: dict[str, str]) -> str:
 def facts(config: RunConfig) -> Facts:
     """What the rules and estimates are asked about."""
     return Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
+
+
+@cache
+def _estimated(words: tuple[str, ...]) -> RunConfig:
+    return config(*words)
+
+
+def estimated(words: Sequence[str]) -> RunConfig:
+    """The choice of a command line for estimates, where `launch=...` counts for nothing and the
+    micro batch is 1 unless it is named."""
+    kept = (word for word in words if not word.startswith("launch"))
+    return _estimated(("training.micro_batch_size=1", *kept))

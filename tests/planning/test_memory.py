@@ -4,8 +4,6 @@ its parts must do."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from functools import cache
 
 import pytest
 
@@ -13,21 +11,11 @@ from benchmarks import memory_model
 from planning import memory
 from planning.hardware import GIB
 from planning.memory import ACTIVATIONS, GATHERED, LOSS, OPTIMIZER, QUANTISED, WEIGHTS, Estimate
-from planning.schema import RunConfig
 from tests import choices
+from tests.choices import estimated as choose
 
 ALONE = ("hardware=h200", "hardware.gpus_per_node=1", "layout=ddp", "data=mock")
 NODE = ("hardware=p6_b200", "layout=ddp", "data=mock")
-
-
-@cache
-def _config(words: tuple[str, ...]) -> RunConfig:
-    return choices.config(*words)
-
-
-def choose(words: Sequence[str]) -> RunConfig:
-    kept = (word for word in words if not word.startswith("launch"))
-    return _config(("training.micro_batch_size=1", *kept))  # where the words name none
 
 
 def held(*words: str) -> Estimate:

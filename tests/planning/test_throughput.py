@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from functools import cache
 
 import pytest
 
@@ -15,23 +13,13 @@ from planning import communication, cost, kernels, report, throughput
 from planning.pattern import blocks
 from planning.resolve import resolve
 from planning.rules import Facts
-from planning.schema import BlockFormulas, RunConfig
+from planning.schema import BlockFormulas
 from planning.throughput import Estimate
 from tests import choices
+from tests.choices import estimated as choose
 
 ALONE = ("hardware=h200", "hardware.gpus_per_node=1", "layout=ddp", "data=mock")
 NODE = ("hardware=p6_b200", "layout=ddp", "data=mock")
-
-
-@cache
-def _config(words: tuple[str, ...]) -> RunConfig:
-    return choices.config(*words)
-
-
-def choose(words: Sequence[str]) -> RunConfig:
-    # In `launch=plan checkpoint.save=false` nothing counts for speed.
-    kept = (word for word in words if not word.startswith("launch"))
-    return _config(("training.micro_batch_size=1", *kept))  # where the words name none
 
 
 def speed(*words: str) -> Estimate:
