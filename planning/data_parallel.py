@@ -39,10 +39,6 @@ class DataParallel:
         self.group = links.group(f.data_parallel * f.cp, f.tp)
         expert_ranks = max(1, f.world_size // (f.tp * f.pp * f.ep))
         self.expert_group = links.group(expert_ranks, f.tp * f.ep)
-        fsdp2, strategy = self.layout.sharding == "fsdp2", self.layout.fsdp_strategy
-        self.fsdp = fsdp2 or (self.layout.sharding == "fsdp" and strategy != "optim")
-        self.shards_weights = fsdp2 or (self.fsdp and strategy == "optim_grads_params")
-        self.shards_optimizer = self.layout.sharding in ("optimizer", "fsdp", "fsdp2")
         self.gradient = BYTES[self.precision.gradients]
         low = self.precision.param_gather and self.precision.format != "none"
         self.weight = BYTES[self.precision.format if low else "bf16"]
@@ -53,9 +49,9 @@ class DataParallel:
 
     def exchange(self, held: RankParameters, window: Window) -> float:
         """What each micro batch waits for: weights and gradients where they are sharded."""
-        if not self.fsdp:
+        if not self.layout.shards_gradients:
             return 0.0
-        gather = self._gather(held, self.weight) if self.shards_weights else 0.0
+        gather = self._gather(held, self.weight) if self.layout.shards_weights else 0.0
         scatter = self._gather(held, self.gradient)
         return self._exposed(gather, window.forward, held) + self._exposed(
             gather + scatter, window.backward, held
@@ -65,9 +61,9 @@ class DataParallel:
         """Once a step: the passes over gradients, optimizer state and weights."""
         k, precision, training = self.k, self.precision, self.f.config.training
         own = float(held.total)
-        if self.shards_optimizer:
+        if self.layout.shards_optimizer:
             own = held.dense / self.group.size + held.expert / self.expert_group.size
-        gradients = self.gradient * (own if self.fsdp else held.total)
+        gradients = self.gradient * (own if self.layout.shards_gradients else held.total)
         seconds = k.move("zero", gradients)
         if self.group.size > 1:
             seconds += k.move("copy", 2 * gradients)  # divided by the ranks
@@ -93,10 +89,10 @@ class DataParallel:
 
     def reduce(self, held: RankParameters, window: Window) -> float:
         """Once a step: what the exchange of gradients and new weights leaves to wait for."""
-        if self.fsdp:
+        if self.layout.shards_gradients:
             return 0.0
         scatter = self._gather(held, self.gradient)
-        if not self.shards_optimizer:
+        if not self.layout.shards_optimizer:
             return self._exposed(2 * scatter, window.backward, held)  # an all-reduce
         gather = self._gather(held, self.weight)
         return self._exposed(scatter, window.backward, held) + self._exposed(

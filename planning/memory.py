@@ -15,7 +15,7 @@ from functools import cached_property
 from planning.activations import Activations
 from planning.hardware import GIB, GPUS
 from planning.parameters import RankParameters, per_rank
-from planning.pattern import blocks, stages
+from planning.pattern import blocks, pipeline_ranks
 from planning.rules.base import Facts
 from planning.schema import LayoutConfig, ModelConfig, PrecisionConfig
 
@@ -85,26 +85,25 @@ class Estimate:
         return self.peak * (1 + UNUSABLE) + self.outside
 
 
-def stages_of_ranks(model: ModelConfig, layout: LayoutConfig) -> list[list[list[tuple[int, str]]]]:
-    """The (number, symbols) of the blocks of each pipeline rank, by its virtual stages.
-
-    Raises ChoiceError: an impossible pattern, or more stages than blocks.
-    """
+def _by_rank(every: Sequence[str], layout: LayoutConfig) -> list[list[list[tuple[int, str]]]]:
+    """The (number, symbols) of the blocks of each pipeline rank, by its virtual stages."""
     pp, vpp = layout.pipeline_parallel or 1, layout.virtual_pipeline_parallel or 1
-    ranks: list[list[list[tuple[int, str]]]] = [[] for _ in range(pp)]
-    first = 0
-    for index, stage in enumerate(stages(blocks(model.pattern, model.num_layers), pp * vpp)):
-        ranks[index % pp].append(list(enumerate(stage, first)))  # segment i is on rank i % pp
-        first += len(stage)
-    return ranks
+    return [
+        [[(number, every[number]) for number in stage] for stage in rank]
+        for rank in pipeline_ranks(len(every), pp, vpp)
+    ]
 
 
 def states(
     model: ModelConfig, precision: PrecisionConfig, layout: LayoutConfig, world_size: int
 ) -> States | None:
-    """The states of the heaviest pipeline rank; None: not estimated (no formula for the model)."""
+    """The states of the heaviest pipeline rank; None: not estimated (no formula for the model).
+
+    Raises ChoiceError: an impossible pattern, or more stages than blocks.
+    """
+    every = blocks(model.pattern, model.num_layers)
     worst: States | None = None
-    for rank, chunks in enumerate(stages_of_ranks(model, layout)):
+    for rank, chunks in enumerate(_by_rank(every, layout)):
         found = _Rank(model, precision, layout, world_size, rank, chunks).states
         if found is None:
             return None
@@ -134,9 +133,7 @@ class _Rank:
         # ranks that hold the same ones.
         self.shards = max(1, world_size // (self.tp * self.pp))
         self.expert_shards = max(1, world_size // (self.tp * self.pp * expert))
-        self.full = layout.sharding == "fsdp2" or (
-            layout.sharding == "fsdp" and layout.fsdp_strategy == "optim_grads_params"
-        )
+        self.full = layout.shards_weights
 
     def hold(self, symbols: Sequence[str], embedding: bool, output: bool) -> RankParameters | None:
         return per_rank(
@@ -181,12 +178,10 @@ class _Rank:
     def states(self) -> States | None:
         if self.held is None:
             return None
-        sharding, strategy = self.layout.sharding, self.layout.fsdp_strategy
-        shard_gradients = self.full or (sharding == "fsdp" and strategy == "optim_grads")
         return States(
             weights=self.spread(BYTES[self.precision.dtype], self.full),
-            gradients=self.spread(BYTES[self.precision.gradients], shard_gradients),
-            optimizer=self.spread(self.optimizer_bytes, sharding in ("optimizer", "fsdp", "fsdp2")),
+            gradients=self.spread(BYTES[self.precision.gradients], self.layout.shards_gradients),
+            optimizer=self.spread(self.optimizer_bytes, self.layout.shards_optimizer),
         )
 
 
@@ -196,7 +191,7 @@ def estimate(facts: Facts) -> Estimate | None:
         return None
     kept = Activations(facts)
     worst: Estimate | None = None
-    for rank, chunks in enumerate(stages_of_ranks(facts.config.model, facts.layout)):
+    for rank, chunks in enumerate(_by_rank(facts.blocks, facts.layout)):
         found = _of_rank(facts, kept, rank, chunks)
         if found is None:
             return None
@@ -247,7 +242,7 @@ def _of_rank(
         )
         moments["loss"] = {ACTIVATIONS: activations, LOSS: loss.saved + widest}
     # Low precision weights are made anew from the optimizer's shard.
-    own = quantised / (rank.shards if layout.sharding != "none" else 1)
+    own = quantised / (rank.shards if layout.shards_optimizer else 1)
     moments["optimizer"] = {QUANTISED: copies + (2 * own if precision.param_gather else 0.0)}
     groups = sum(
         size > 1 for size in (facts.tp, facts.pp, facts.cp, facts.ep, facts.world_size // facts.tp)
@@ -320,9 +315,6 @@ def _gathered(rank: _Rank) -> float:
     return each * (2 * largest + (tables.total if tables else 0))
 
 
-MEASURED_LAYERS = frozenset("*-")
-
-
 def basis(facts: Facts) -> str:
     """How far the figure has been held against a card."""
     config, layout = facts.config, facts.layout
@@ -331,8 +323,12 @@ def basis(facts: Facts) -> str:
     one = facts.world_size == 1 or (
         layout.sharding in ("none", "optimizer") and facts.tp * facts.pp * facts.cp * facts.ep == 1
     )
-    known = set("".join(facts.blocks)) <= MEASURED_LAYERS and config.model.formulas is None
-    if one and known and not config.model.qk_norm and layout.sharding in ("none", "optimizer"):
+    if (
+        one
+        and facts.has_known_layers_only
+        and not config.model.qk_norm
+        and layout.sharding in ("none", "optimizer")
+    ):
         return "model measured on H200"
     return "from source, parts not measured"
 

@@ -8,6 +8,7 @@ of megatron/core/models/hybrid/hybrid_layer_allocation.py (0.19.2); a test holds
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from planning.findings import ChoiceError, Finding
 
@@ -118,6 +119,21 @@ def stages[Block](blocks: Sequence[Block], count: int) -> list[list[Block]]:
         found.append(list(blocks[start:end]))
         start = end
     return found
+
+
+@cache
+def pipeline_ranks(count: int, pp: int, vpp: int) -> list[list[list[int]]]:
+    """The numbers of the blocks of each pipeline rank, by its virtual stages, for `count` blocks.
+
+    >>> pipeline_ranks(4, 2, 2)
+    [[[0], [2]], [[1], [3]]]
+
+    Raises ChoiceError: more segments than blocks.
+    """
+    ranks: list[list[list[int]]] = [[] for _ in range(pp)]
+    for index, segment in enumerate(stages(range(count), pp * vpp)):
+        ranks[index % pp].append(segment)
+    return ranks
 
 
 def split_stages(blocks: Sequence[str], count: int) -> str:

@@ -123,6 +123,22 @@ class LayoutConfig(Choice):
     recompute_modules: list[str]  # recompute=selective
     cuda_graph: Literal["none", "full"] | None  # full: forward and backward of a step as one graph
 
+    @property
+    def shards_optimizer(self) -> bool:
+        return self.sharding in ("optimizer", "fsdp", "fsdp2")
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.sharding == "fsdp2" or (
+            self.sharding == "fsdp" and self.fsdp_strategy != "optim"
+        )
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.sharding == "fsdp2" or (
+            self.sharding == "fsdp" and self.fsdp_strategy == "optim_grads_params"
+        )
+
 
 class HardwareConfig(Choice):
     name: str

@@ -20,7 +20,7 @@ from planning.hardware import Gpu
 from planning.kernels import MEASURED, Kernels, curves, kernels
 from planning.layers import FORMULA, OTHER, Layer, Shape, add, head, layer
 from planning.parameters import RankParameters, padded_vocab_size, per_rank
-from planning.pattern import stages
+from planning.pattern import pipeline_ranks
 from planning.rules.base import Facts
 from planning.schema import ModelConfig, PrecisionConfig, RunConfig
 
@@ -31,7 +31,6 @@ Basis = Literal[
     "extrapolated",
 ]
 CALIBRATED = ("b200", "gb200")  # by published rates (benchmarks/published.json)
-MEASURED_LAYERS = frozenset("*-")
 STEADY = 8  # micro batches after which each one is like the last
 
 
@@ -111,8 +110,7 @@ def _formula(model: ModelConfig, name: str) -> float:
 
 
 def _basis(facts: Facts, gpu: Gpu) -> Basis:
-    unknown = facts.config.model.formulas is not None
-    if unknown or not set("".join(facts.blocks)) <= MEASURED_LAYERS:
+    if not facts.has_known_layers_only:
         return "extrapolated"
     if gpu.name == MEASURED:
         alone = facts.world_size == 1
@@ -160,7 +158,10 @@ class _Step:
             self.layer_names: tuple[tuple[str, ...], ...] = ((FORMULA,),) * len(every)
         else:
             self.layer_names = tuple(tuple(block) for block in every)
-        self.stages = [[every[i] for i in rank] for rank in _stages(len(every), f.pp, f.vpp)]
+        self.stages = [
+            [every[number] for stage in rank for number in stage]
+            for rank in pipeline_ranks(len(every), f.pp, f.vpp)
+        ]
         low = config.precision.format != "none"
         self.ranks = _layers_of(self.layer_names, f.pp, f.vpp, f.bf16_blocks, low)
         self.windows: list[Window] = []  # of the pipeline ranks
@@ -304,15 +305,6 @@ class _Step:
 
 
 @cache
-def _stages(count: int, pp: int, vpp: int) -> list[list[int]]:
-    """The numbers of the blocks of each pipeline rank, all its virtual stages' together."""
-    ranks: list[list[int]] = [[] for _ in range(pp)]
-    for index, segment in enumerate(stages(range(count), pp * vpp)):
-        ranks[index % pp] += segment
-    return ranks
-
-
-@cache
 def _layers_of(
     every: tuple[tuple[str, ...], ...], pp: int, vpp: int, in_bf16: tuple[int, int], low: bool
 ) -> list[Counter[tuple[str, bool]]]:
@@ -320,7 +312,10 @@ def _layers_of(
     first, last = in_bf16[0], len(every) - in_bf16[1]
     return [
         Counter(
-            (symbol, low and first <= number < last) for number in rank for symbol in every[number]
+            (symbol, low and first <= number < last)
+            for stage in rank
+            for number in stage
+            for symbol in every[number]
         )
-        for rank in _stages(len(every), pp, vpp)
+        for rank in pipeline_ranks(len(every), pp, vpp)
     ]

@@ -58,6 +58,11 @@ class Facts:
         return max(1, self.world_size // (self.tp * self.pp * self.cp))
 
     @property
+    def has_known_layers_only(self) -> bool:
+        """Attention and MLP: the layers whose memory and speed were measured (benchmarks/)."""
+        return set("".join(self.blocks)) <= set("*-") and self.config.model.formulas is None
+
+    @property
     def bf16_blocks(self) -> tuple[int, int]:
         """Blocks in BF16 at the start and at the end; a share is rounded up."""
         precision, blocks = self.config.precision, self.num_blocks
