@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from launch.aws.checks import Request, Row, asked, s3_parts
 from launch.aws.checks_account import written
@@ -111,23 +112,12 @@ def file_systems(request: Request, clients: Clients) -> Iterator[Row]:
 
 
 def _lustre(name: str, path: str, clients: Clients) -> Row:
-    try:
-        found = clients("fsx").describe_file_systems(FileSystemIds=[name])["FileSystems"]
-    except Exception as error:
-        if code(error) != "FileSystemNotFound":
-            raise
-        found = []
-    if not found:
+    found = _described(clients("fsx"), FileSystemIds=[name])
+    if found is None:
         return _no_file_system(name)
-    mount = found[0].get("LustreConfiguration", {}).get("MountName")
-    if found[0]["Lifecycle"] != "AVAILABLE":
-        return Row(
-            "file system",
-            "failed",
-            f"{name} is {found[0]['Lifecycle'].lower()}",
-            "wait until it is available",
-            "launch.channels",
-        )
+    mount = found.get("LustreConfiguration", {}).get("MountName")
+    if found["Lifecycle"] != "AVAILABLE":
+        return _not_yet(name, found["Lifecycle"].lower())
     if mount and path.strip("/").split("/")[0] != mount:
         return Row(
             "file system",
@@ -137,28 +127,15 @@ def _lustre(name: str, path: str, clients: Clients) -> Row:
             "launch.channels",
             machine=False,
         )
-    return Row(
-        "file system", "ok", f"{name}, {found[0].get('StorageCapacity', '?')} GiB, at {path}"
-    )
+    return Row("file system", "ok", f"{name}, {found.get('StorageCapacity', '?')} GiB, at {path}")
 
 
 def _efs(name: str, path: str, clients: Clients) -> Row:
-    try:
-        found = clients("efs").describe_file_systems(FileSystemId=name)["FileSystems"]
-    except Exception as error:
-        if code(error) != "FileSystemNotFound":
-            raise
-        found = []
-    if not found:
+    found = _described(clients("efs"), FileSystemId=name)
+    if found is None:
         return _no_file_system(name)
-    if found[0]["LifeCycleState"] != "available":
-        return Row(
-            "file system",
-            "failed",
-            f"{name} is {found[0]['LifeCycleState']}",
-            "wait until it is available",
-            "launch.channels",
-        )
+    if found["LifeCycleState"] != "available":
+        return _not_yet(name, found["LifeCycleState"])
     if not clients("efs").describe_mount_targets(FileSystemId=name)["MountTargets"]:
         return Row(
             "file system",
@@ -169,6 +146,27 @@ def _efs(name: str, path: str, clients: Clients) -> Row:
             machine=False,
         )
     return Row("file system", "ok", f"{name} at {path}")
+
+
+def _described(client: Any, **named: Any) -> dict[str, Any] | None:
+    """What the service says of a file system; None: there is none."""
+    try:
+        found = client.describe_file_systems(**named)["FileSystems"]
+    except Exception as error:
+        if code(error) != "FileSystemNotFound":
+            raise
+        return None
+    return found[0] if found else None
+
+
+def _not_yet(name: str, state: str) -> Row:
+    return Row(
+        "file system",
+        "failed",
+        f"{name} is {state}",
+        "wait until it is available",
+        "launch.channels",
+    )
 
 
 def _no_file_system(name: str) -> Row:
