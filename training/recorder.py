@@ -75,6 +75,8 @@ class Recorder:
         self._shared = shared_run_dir
         self._from_last_stage = FromLastStage()
         self.models: list[torch.nn.Module] = []  # as built, of this rank
+        config = plan.config
+        self.operations = flops.step(config.model, config.training.global_batch_size)  # of a step
         self.writes = torch.distributed.get_rank() == 0
         self.started = self.mark = time.perf_counter()
         self.step = 0
@@ -196,9 +198,8 @@ class Recorder:
 
         FLOPs by Megatron's convention: causal attention counts half, recompute not at all.
         """
-        config, gpus = self.plan.config, self.plan.derived.world_size
+        operations, gpus = self.operations, self.plan.derived.world_size
         peak = peak_tflops(self.plan)
-        operations = flops.step(config.model, config.training.global_batch_size)
         if peak is None or operations is None:
             return None
         return operations / step_s / gpus / (peak * 1e12)
