@@ -243,7 +243,7 @@ def folder(run_dir: Path, plan: Any) -> Iterator[Row]:
     if plan is None or "--save" not in plan.megatron_args:
         yield Row("disk", "ok", f"{free / GIB:,.1f} GiB free")
         return
-    from planning.memory import checkpoint_bytes
+    from planning.saving import checkpoint_bytes
 
     # While one is saved, the `keep` older ones are still there.
     one = checkpoint_bytes(plan.derived.allocated_parameters or 0, plan.config.precision)

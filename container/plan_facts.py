@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from planning.memory import checkpoint_bytes
 from planning.plan import Plan, load
+from planning.saving import checkpoint_bytes
 
 
 def facts(plan: Plan) -> dict[str, object]:

@@ -12,9 +12,8 @@ from typing import Any
 
 from launch import checks, elsewhere, machine, run_folder, secrets
 from launch.display import Display, resume_command, summary
-from planning import report
-from planning.findings import ChoiceError, Finding, MachineError, Refusal, refuse
-from planning.memory import checkpoint_bytes
+from planning import report, saving
+from planning.findings import ChoiceError, Finding, MachineError, Refusal, errors, refuse
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
 from planning.schema import ContainedLaunch, LocalLaunch, RunConfig
@@ -65,7 +64,10 @@ def execute(
     different, changed = checks.against_previous(resolution.config, folder)
     findings += different
     if plan is not None and config.launch.kind == "local":
-        findings += machine.compare(plan, look()) + checks.initial_weights(resolution.config)
+        here = machine.compare(plan, look())
+        if not errors(here):
+            here += saving.check(resolution.saving, look().host_gib, here=True)
+        findings += here + checks.initial_weights(resolution.config)
     findings = list(dict.fromkeys(findings))  # one dataset named for three splits is one finding
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)
@@ -108,7 +110,7 @@ def execute(
         # While one is saved, the `keep` older ones are still there.
         run_folder.free_space_check(
             checks.checkpoint_folder(config, folder or Path("runs")),
-            checkpoint_bytes(plan.derived.allocated_parameters or 0, config.precision)
+            saving.checkpoint_bytes(plan.derived.allocated_parameters or 0, config.precision)
             * (config.checkpoint.keep + 1),
         )
     folder = folder or run_folder.default_run_dir(config.model.name)

@@ -132,7 +132,7 @@ class Activations:
         ffn = model.expert_ffn_hidden_size or model.ffn_hidden_size
         normed = element * hidden * self.own
         router = 4.0 * 3 * (model.num_experts or 1) * self.own  # logits, probabilities, map
-        experts = routed * ((saved + element) * hidden + 2 * element * ffn)
+        experts = routed * (saved * hidden + 2 * element * ffn)
         act = routed * saved * ffn
         working = routed * element * (3 * ffn + hidden)
         if "moe" in again:

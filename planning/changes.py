@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planning import memory, throughput
+from planning import memory, saving, throughput
 from planning.hardware import GIB
 from planning.rules import Facts
 from planning.schema import RunConfig
@@ -110,6 +110,8 @@ def _fitting(facts: Facts, settings: Iterable[dict[str, Any]], before: float) ->
             continue
         held, capacity = memory.estimate(changed), memory.capacity_gib(changed)
         if held is None or capacity is None or held.needed > capacity * GIB * (1 - MARGIN):
+            continue
+        if not saving.fits(changed):
             continue
         speed = throughput.estimate(config, changed)
         if speed is not None:

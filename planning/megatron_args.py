@@ -7,6 +7,7 @@ refuses to start where a parsed value differs from what stands here.
 from __future__ import annotations
 
 from planning.hardware import GPUS, Gpu
+from planning.saving import in_one_bucket
 from planning.schema import (
     CheckpointConfig,
     DataConfig,
@@ -309,6 +310,9 @@ def _checkpoint(
         ]  # fmt: skip
         if format == "torch_dist" and layout.sharding == "optimizer":
             args.append("--dist-ckpt-optim-fully-reshardable")
+            if in_one_bucket(layout):
+                # Gathered at once, it would not fit in a GPU beside what is there.
+                args.append("--distrib-optim-fully-reshardable-mem-efficient")
     elif layout.sharding == "fsdp":
         args += ["--ckpt-format", "fsdp_dtensor"]  # Megatron insists on it even without saving
     if checkpoint.load is not None:

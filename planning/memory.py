@@ -15,9 +15,9 @@ from functools import cached_property
 from planning.activations import Activations
 from planning.hardware import GIB, GPUS
 from planning.parameters import RankParameters, per_rank
-from planning.pattern import blocks, pipeline_ranks
+from planning.pattern import pipeline_ranks
 from planning.rules.base import Facts
-from planning.schema import LayoutConfig, ModelConfig, PrecisionConfig
+from planning.schema import LayoutConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -39,6 +39,9 @@ WORKSPACE = 0.1 * GIB
 CONTEXT = 2.8 * GIB
 # and what torch could not put to use when a run went out of memory, as a share.
 UNUSABLE = 0.01
+# cuBLAS for each of the four streams on which the experts' products run (Transformer Engine,
+# pytorch/cpp_extensions/gemm.py); measured too.
+EXPERT_WORKSPACES = 4 * 32 * 2**20
 # NCCL's buffers for each group of more than one GPU; an estimate.
 COMMUNICATOR = 0.5 * GIB
 
@@ -46,6 +49,7 @@ WEIGHTS, QUANTISED, GRADIENTS, OPTIMIZER = (
     "weights", "quantised weights", "gradients", "optimizer",
 )  # fmt: skip
 ACTIVATIONS, RECOMPUTED, LOSS = "activations", "block in work", "logits and loss"
+UPDATING = "optimizer at work"
 GATHERED, GRAPH, LIBRARIES = "gathered by FSDP", "CUDA graph", "library workspaces"
 
 
@@ -94,17 +98,14 @@ def _by_rank(every: Sequence[str], layout: LayoutConfig) -> list[list[list[tuple
     ]
 
 
-def states(
-    model: ModelConfig, precision: PrecisionConfig, layout: LayoutConfig, world_size: int
-) -> States | None:
+def states(facts: Facts) -> States | None:
     """The states of the heaviest pipeline rank; None: not estimated (no formula for the model).
 
-    Raises ChoiceError: an impossible pattern, or more stages than blocks.
+    Raises ChoiceError: more stages than blocks.
     """
-    every = blocks(model.pattern, model.num_layers)
     worst: States | None = None
-    for rank, chunks in enumerate(_by_rank(every, layout)):
-        found = _Rank(model, precision, layout, world_size, rank, chunks).states
+    for rank, chunks in enumerate(_by_rank(facts.blocks, facts.layout)):
+        found = _Rank(facts, rank, chunks).states
         if found is None:
             return None
         if worst is None or found.total > worst.total:
@@ -112,28 +113,29 @@ def states(
     return worst
 
 
+def parameters_held(facts: Facts) -> int | None:
+    """Of the heaviest pipeline rank, before sharding; None: not counted."""
+    ranks = enumerate(_by_rank(facts.blocks, facts.layout))
+    held = [_Rank(facts, rank, chunks).held for rank, chunks in ranks]
+    return max((one.total for one in held if one), default=0) if all(held) else None
+
+
 class _Rank:
     """What one pipeline rank holds."""
 
     def __init__(
-        self,
-        model: ModelConfig,
-        precision: PrecisionConfig,
-        layout: LayoutConfig,
-        world_size: int,
-        rank: int,
-        chunks: Sequence[Sequence[tuple[int, str]]],
+        self, facts: Facts, rank: int, chunks: Sequence[Sequence[tuple[int, str]]]
     ) -> None:
-        self.model, self.precision, self.layout = model, precision, layout
-        self.tp, self.pp = layout.tensor_parallel or 1, layout.pipeline_parallel or 1
+        self.model, self.precision = facts.config.model, facts.config.precision
+        self.layout, self.gpu, world_size = facts.layout, facts.gpu, facts.world_size
+        self.tp, self.pp, expert = facts.tp, facts.pp, facts.ep
         self.rank, self.chunks = rank, chunks
-        expert = layout.expert_parallel or 1
         self.first, self.last = rank == 0, rank == self.pp - 1
         # Optimizer state is sharded over data x context parallel ranks, that of experts over the
         # ranks that hold the same ones.
         self.shards = max(1, world_size // (self.tp * self.pp))
         self.expert_shards = max(1, world_size // (self.tp * self.pp * expert))
-        self.full = layout.shards_weights
+        self.full = self.layout.shards_weights
 
     def hold(self, symbols: Sequence[str], embedding: bool, output: bool) -> RankParameters | None:
         return per_rank(
@@ -159,20 +161,37 @@ class _Rank:
         own = -(-held.dense // self.shards) + -(-held.expert // self.expert_shards)
         return round(each * own)
 
+    @property
+    def fuses_weights(self) -> bool:
+        """The precision-aware optimizer holds the main weights itself; not where a recipe computes
+        them outside of it (optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8)."""
+        precision = self.precision
+        return precision.optimizer_moments != "fp32" and (
+            precision.format != "fp8" or precision.recipe == "delayed"
+        )
+
     @cached_property
     def optimizer_bytes(self) -> float:
         """Of one parameter: an FP32 copy of 16-bit weights and two moments
         (megatron/core/optimizer/distrib_optimizer.py)."""
         precision = self.precision
-        moments = 2 * BYTES[precision.optimizer_moments]
+        moment = float(BYTES[precision.optimizer_moments])
+        if precision.optimizer_moments == "fp8" and not self.gpu.is_blackwell:
+            moment *= 2  # Transformer Engine keeps a transpose of it too, as of a weight
         if precision.dtype == "fp32":
-            return moments
-        # The precision-aware optimizer keeps the 16 bits that BF16 lacks (store_param_remainders);
-        # not where the recipe computes the master weights outside of it (optimizer_config.py,
-        # use_precision_aware_optimizer_no_fp8_or_ds_fp8).
-        aware = precision.optimizer_moments != "fp32" and precision.dtype == "bf16"
-        rest = precision.format != "fp8" or precision.recipe == "delayed"
-        return moments + (2 if aware and rest and not precision.param_gather else 4)
+            return 2 * moment
+        # Of BF16 it keeps the 16 bits that the weights lack (store_param_remainders).
+        lacking = self.fuses_weights and precision.dtype == "bf16" and not precision.param_gather
+        return 2 * moment + (2 if lacking else 4)
+
+    @cached_property
+    def updating_bytes(self) -> float:
+        """More of one parameter while the optimizer works: gradients of 16 bits in FP32
+        (optimizer.py, _copy_model_grads_to_main_grads), and FP8 moments in FP32 (Transformer
+        Engine, fused_adam.py)."""
+        precision = self.precision
+        converted = BYTES[precision.gradients] < 4 and not self.fuses_weights
+        return 4.0 * converted + 8.0 * (precision.optimizer_moments == "fp8")
 
     @cached_property
     def states(self) -> States | None:
@@ -208,7 +227,7 @@ def _of_rank(
 ) -> Estimate | None:
     config, layout = facts.config, facts.layout
     precision = config.precision
-    rank = _Rank(config.model, precision, layout, facts.world_size, number, chunks)
+    rank = _Rank(facts, number, chunks)
     if rank.states is None or rank.held is None:
         return None
     start, end = facts.bf16_blocks
@@ -229,7 +248,7 @@ def _of_rank(
         GRADIENTS: float(rank.states.gradients),
         OPTIMIZER: float(rank.states.optimizer),
         GATHERED: _gathered(rank),
-        LIBRARIES: WORKSPACE,
+        LIBRARIES: WORKSPACE + EXPERT_WORKSPACES * any("E" in block for block in facts.blocks),
         GRAPH: 0.06 * GIB if layout.cuda_graph == "full" else 0.0,
     }
     activations, recomputed = _in_flight(facts, kept, rank, low)
@@ -243,7 +262,10 @@ def _of_rank(
         moments["loss"] = {ACTIVATIONS: activations, LOSS: loss.saved + widest}
     # Low precision weights are made anew from the optimizer's shard.
     own = quantised / (rank.shards if layout.shards_optimizer else 1)
-    moments["optimizer"] = {QUANTISED: copies + (2 * own if precision.param_gather else 0.0)}
+    moments["optimizer"] = {
+        QUANTISED: copies + (2 * own if precision.param_gather else 0.0),
+        UPDATING: float(rank.spread(rank.updating_bytes, layout.shards_optimizer)),
+    }
     groups = sum(
         size > 1 for size in (facts.tp, facts.pp, facts.cp, facts.ep, facts.world_size // facts.tp)
     )
@@ -305,8 +327,9 @@ def _in_flight(facts: Facts, kept: Activations, rank: _Rank, low: range) -> tupl
 
 def _gathered(rank: _Rank) -> float:
     """Whole weights and gradients that a fully sharding layout holds for a while: two layers
-    (one in use, one on its way), embedding and output. An estimate, not measured."""
-    if not rank.full:
+    (one in use, one on its way), embedding and output. An estimate, not measured; one rank gathers
+    nothing, which was."""
+    if not rank.full or rank.shards == 1:
         return 0.0
     each = BYTES[rank.precision.dtype] + BYTES[rank.precision.gradients]
     layers = [rank.hold([symbols], False, False) for chunk in rank.chunks for _, symbols in chunk]
@@ -320,15 +343,10 @@ def basis(facts: Facts) -> str:
     config, layout = facts.config, facts.layout
     if facts.gpu.name != "h200" or config.precision.recipe in ("mxfp8", "nvfp4"):
         return "from source, not measured on this card"
-    one = facts.world_size == 1 or (
-        layout.sharding in ("none", "optimizer") and facts.tp * facts.pp * facts.cp * facts.ep == 1
+    replicated = layout.sharding in ("none", "optimizer") and not (
+        facts.tp * facts.pp * facts.cp * facts.ep > 1
     )
-    if (
-        one
-        and facts.has_known_layers_only
-        and not config.model.qk_norm
-        and layout.sharding in ("none", "optimizer")
-    ):
+    if (facts.world_size == 1 or replicated) and facts.consists_of("*-E"):
         return "model measured on H200"
     return "from source, parts not measured"
 
@@ -337,10 +355,3 @@ def capacity_gib(facts: Facts) -> float | None:
     """What one GPU, or the machine with a CPU, has."""
     hardware = facts.config.hardware
     return hardware.memory_gib or GPUS[hardware.gpu or "cpu"].memory_gib
-
-
-def checkpoint_bytes(parameters: int, precision: PrecisionConfig) -> int:
-    """One checkpoint on disk: weights and optimizer state of all ranks, once each."""
-    main = 0 if precision.dtype == "fp32" else 4
-    moments = 2 * BYTES[precision.optimizer_moments]
-    return parameters * (BYTES[precision.dtype] + main + moments)

@@ -164,11 +164,15 @@ def _memory_rows(resolution: Resolution, unit: str) -> list[tuple[str, str]]:
         shown = ", ".join(
             f"{name} {size(value)}" for name, value in parts if value > 0.01 * held.peak
         )
-        return [
+        rows = [
             ("memory", f"peak {size(held.peak)} a {unit}{of}, {size(held.needed)} with what lies "
                        f"outside torch; {held.basis}"),
             ("", shown),
         ]  # fmt: skip
+        if resolution.saving:
+            host = f"{size(resolution.saving)} of a node's host memory to save and to resume"
+            rows.append(("", host))
+        return rows
     if states is None:
         return []
     parts_of_states = f"weights {size(states.weights)}, gradients {size(states.gradients)}, "
@@ -280,7 +284,7 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
     elif states is not None:
         parts = asdict(states)
     return {
-        "legal": not [finding for finding in found if finding.id != "memory"],
+        "legal": not [finding for finding in found if finding.id not in ("memory", "host-memory")],
         "findings": [
             {
                 name: getattr(finding, name)
@@ -317,6 +321,8 @@ def in_short(resolution: Resolution) -> dict[str, Any]:
 
 def _fits(resolution: Resolution, room: float | None) -> bool | None:
     """None: not known; states alone can say no, never yes."""
+    if any(found.id == "host-memory" for found in resolution.findings):
+        return False
     if resolution.held is not None and room is not None:
         return resolution.held.needed <= room * GIB
     return False if any(found.id == "memory" for found in resolution.findings) else None

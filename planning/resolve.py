@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning import advice, changes, environment, megatron_args, memory, rules, search, throughput
+from planning import (
+    advice,
+    changes,
+    environment,
+    megatron_args,
+    memory,
+    rules,
+    saving,
+    search,
+    throughput,
+)
 from planning.findings import ChoiceError, Finding, did_you_mean, errors
 from planning.hardware import GIB, GPUS
 from planning.parameters import Parameters, count, padded_vocab_size
@@ -33,6 +43,7 @@ class Resolution:
     held: memory.Estimate | None = None
     speed: throughput.Estimate | None = None
     options: search.Search | None = None  # where layout or micro batch were chosen here
+    saving: float | None = None  # bytes of a node's host memory, while it saves
 
 
 def resolve(config: RunConfig) -> Resolution:
@@ -65,17 +76,21 @@ def resolve(config: RunConfig) -> Resolution:
     if uncounted or any(finding.id in STRUCTURAL for finding in errors(findings)):
         return Resolution(config, None, None, findings)
     plan = _plan(config, facts, parameters)
-    states = memory.states(config.model, config.precision, facts.layout, facts.world_size)
+    states = memory.states(facts)
     held = speed = None
     if not errors(findings):
         try:
             held, speed = memory.estimate(facts), throughput.estimate(config, facts)
         except ChoiceError as refusal:  # an impossible formula
             findings += refusal.findings
-    findings += _capacity(facts, states) if held is None else _fits(facts, held)
+    short = _capacity(facts, states) if held is None else _fits(facts, held)
+    host = saving.host_bytes(facts)
+    if not errors(short):
+        short += saving.check(host, saving.host_gib(facts), here=False)
+    findings += short
     if speed is not None and not errors(findings):
         findings += advice.check(config, facts, speed)
-    return Resolution(config, plan, states, findings, held, speed, found)
+    return Resolution(config, plan, states, findings, held, speed, found, host)
 
 
 def completed(config: RunConfig, model_blocks: list[str]) -> tuple[RunConfig, search.Search | None]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planning import memory, rules, throughput
+from planning import memory, rules, saving, throughput
 from planning.findings import errors
 from planning.hardware import GIB
 from planning.rules import Facts
@@ -156,7 +156,7 @@ class _Searched:
         """The estimate, where it fits."""
         held = self.held(facts)
         fits = held is not None and (self.room is None or held.needed <= self.room)
-        return held if fits else None
+        return held if fits and saving.fits(facts) else None
 
     def splits(self) -> Iterator[dict[str, Any]]:
         """Ways to use the GPUs, by what they set of the layout."""

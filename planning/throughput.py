@@ -110,7 +110,7 @@ def _formula(model: ModelConfig, name: str) -> float:
 
 
 def _basis(facts: Facts, gpu: Gpu) -> Basis:
-    if not facts.has_known_layers_only:
+    if not facts.consists_of("*-"):
         return "extrapolated"
     if gpu.name == MEASURED:
         alone = facts.world_size == 1

@@ -20,6 +20,7 @@ def apply() -> None:
     fix_torch_adam_state()
     fix_sgd_resume()
     fix_fsdp2_resume()
+    save_whole_main_weights()
     keep_write_results_in_process()
 
 
@@ -126,6 +127,64 @@ def _allocate_momentum(optimizer: torch.optim.Optimizer | None, config: object =
         for param in group["params"] if group.get("momentum") else ():
             if not optimizer.state[param]:
                 optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+
+
+def save_whole_main_weights() -> None:
+    """Save FP32 main weights, and take them back, where the optimizer keeps only what BF16 lacks.
+
+    Transformer Engine's precision-aware Adam holds the difference of a main weight to its BF16
+    weight as 16 bits (store_param_remainders). distrib_optimizer.py:1108 saves these as if they
+    were weights, and :1207 gives them back as FP32, which the optimizer refuses: such a run could
+    not resume, and another optimizer would take them for weights.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    distributed = distrib_optimizer.DistributedOptimizer
+    if getattr(distributed, "_main_weights_whole", False):
+        return
+    distributed._main_weights_whole = True
+    get_states = distributed._get_main_param_and_optimizer_states
+    set_states = distributed._set_main_param_and_optimizer_states
+
+    def shard_of(self: Any, param: Any) -> torch.Tensor:
+        group, order = self.model_param_group_index_map[param]
+        shard: torch.Tensor = self.optimizer.param_groups[group]["params"][order]
+        return shard
+
+    def get_whole(self: Any, param: Any) -> dict[str, Any]:
+        tensors: dict[str, Any] = get_states(self, param)
+        if tensors["param"].dtype == torch.int16:
+            tensors["param"] = join_main_weight(shard_of(self, param), tensors["param"])
+        return tensors
+
+    def set_split(self: Any, param: Any, tensors: dict[str, Any]) -> None:
+        shard = shard_of(self, param)
+        held = self.optimizer.state[shard].get("master_param")
+        if held is not None and held.dtype == torch.int16:
+            main = tensors["param"].to(shard.device)
+            tensors = {**tensors, "param": split_main_weight(shard, main)}
+        set_states(self, param, tensors)
+
+    distributed._get_main_param_and_optimizer_states = get_whole
+    distributed._set_main_param_and_optimizer_states = set_split
+
+
+def join_main_weight(weight: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """The FP32 main weight of a BF16 `weight` and its int16 `remainder`, of the same shape: as
+    integers the weight's bits are the upper half, and the remainder is added."""
+    upper = weight.detach().view(torch.int16).to(torch.int32) << 16
+    return (upper + remainder.to(torch.int32)).view(torch.float32)
+
+
+def split_main_weight(weight: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
+    """The int16 remainder of the FP32 `main` to its BF16 `weight`, of the same shape.
+
+    Exact where `weight` is `main` rounded as the optimizer does it. Others round a main weight
+    halfway between two the other way, and it then moves by its last bit.
+    """
+    upper = weight.detach().view(torch.int16).to(torch.int32) << 16
+    remainder = main.float().contiguous().view(torch.int32) - upper
+    return remainder.clamp(-(2**15), 2**15 - 1).to(torch.int16)
 
 
 def keep_write_results_in_process() -> None:

@@ -57,10 +57,9 @@ class Facts:
     def data_parallel(self) -> int:
         return max(1, self.world_size // (self.tp * self.pp * self.cp))
 
-    @property
-    def has_known_layers_only(self) -> bool:
-        """Attention and MLP: the layers whose memory and speed were measured (benchmarks/)."""
-        return set("".join(self.blocks)) <= set("*-") and self.config.model.formulas is None
+    def consists_of(self, layers: str) -> bool:
+        """Whether the model has no other layers than these, given by their symbols."""
+        return set("".join(self.blocks)) <= set(layers) and self.config.model.formulas is None
 
     @property
     def bf16_blocks(self) -> tuple[int, int]:

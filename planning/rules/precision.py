@@ -244,3 +244,31 @@ def optimizer_moments(f: Facts) -> Iterator[Verdict]:
             f"{moments} moments do not work with {problem}",
             "set precision.optimizer_moments=fp32, or use Adam with layout=ddp or fsdp on a GPU",
         )
+    elif moments == "fp8" and _keeps_weights_apart(f) and f.config.checkpoint.save is not False:
+        yield (
+            "precision.optimizer_moments",
+            f"fp8 moments of precision={f.config.precision.name} are not saved with their scales: "
+            "a run that resumes would go on with others",
+            "set precision.optimizer_moments=bf16, or checkpoint.save=false",
+        )
+
+
+def _keeps_weights_apart(f: Facts) -> bool:
+    """From the optimizer: its state is then saved as it lies there (distrib_optimizer.py,
+    _get_main_param_and_optimizer_states)."""
+    return f.config.precision.format == "fp8" and f.config.precision.recipe != "delayed"
+
+
+@rule("fp8-moments", "measured on an H200: benchmarks/memory_model.md", severity="warning")
+def fp8_moments(f: Facts) -> Iterator[Verdict]:
+    if (
+        f.config.precision.optimizer_moments == "fp8"
+        and not f.gpu.is_cpu
+        and not f.gpu.is_blackwell
+    ):
+        yield (
+            "precision.optimizer_moments",
+            f"on {f.gpu.title} fp8 moments take the memory of bf16 ones (Transformer Engine keeps "
+            "a transpose of each), and every step copies them to FP32",
+            "bf16 is as small and faster",
+        )

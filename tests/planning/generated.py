@@ -165,7 +165,12 @@ QUANTISED = _together(
     *({"precision.layers_in_bf16_at_end": n} for n in (1, "15%")),
     {"precision.layers_in_bf16_at_start": 1},
     {"precision.gradients": "bf16"},
-    *({"precision.optimizer_moments": m, "layout.sharding": "optimizer"} for m in ("bf16", "fp8")),
+    {"precision.optimizer_moments": "bf16", "layout.sharding": "optimizer"},
+    {
+        "precision.optimizer_moments": "fp8",
+        "layout.sharding": "optimizer",
+        "checkpoint.save": False,
+    },
 )
 EXPERTS = _together(
     *({"layout.expert_parallel": n, "model.experts_per_token": k} for n in (2, 8) for k in (1, 2)),

@@ -17,6 +17,7 @@ from planning.hardware import GPUS
 from planning.parameters import padded_vocab_size
 from planning.plan import Plan
 from planning.resolve import Resolution, resolve
+from tests import choices
 from tests.choices import config
 
 LLAMA = "model=llama3_8b hardware=b200 layout=ddp"
@@ -58,7 +59,7 @@ def test_a_format_alone_saves_no_memory(precision: str) -> None:
     sizes = []
     for name in ("bf16", precision):
         chosen = config(*f"model=llama3_8b hardware=h100 layout=fsdp precision={name}".split())
-        found = memory.states(chosen.model, chosen.precision, chosen.layout, 8)
+        found = memory.states(choices.facts(chosen))
         assert found is not None
         sizes.append(found.total)
     assert sizes[1] >= sizes[0]
