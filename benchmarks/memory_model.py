@@ -76,9 +76,10 @@ HEAD = """# Peak memory: predicted against measured
 
 `python benchmarks/memory_model.py` writes this page. The model is planning/memory.py and
 planning/activations.py: tensors counted from the source of Megatron-Core 0.19.2 and Transformer
-Engine 2.20. Nothing is fitted to a case. Four numbers are of the card: 0.1 GiB of library
-workspaces and 0.06 GiB more under a CUDA graph (in every case), 2.8 GiB outside torch and 1% that
-torch could not put to use (of the run that ran out of memory). "Allocated" is torch's peak, as in
+Engine 2.20, and corrected where eight of these cases differed (README.md). Nothing is fitted to a
+case. Four numbers are of the card: 0.1 GiB of library workspaces and 0.06 GiB more under a CUDA
+graph (in every case), 2.8 GiB outside torch and 1% that torch could not put to use (of the run that
+ran out of memory). "Allocated" is torch's peak, as in
 metrics.jsonl; "reserved" is what its allocator took from the card, which is more where there is
 room and no limit; "needed" is what the planner asks a card to have.
 """

@@ -178,9 +178,12 @@ def _provider(root: Path, needed: Literal["FAIL", "warn"]) -> Row:
 
 def host(run_dir: Path | None, plan: Any, instance_type: str | None) -> Iterator[Row]:
     """Memory, shared memory, clock, and the run folder's disk."""
-    memory = this_host.memory_gib()
+    memory, saves = this_host.memory_gib(), _gathered_gib(plan) if plan else 0.0
     instance = INSTANCES.get(instance_type or "")
-    if instance is not None and memory < 0.9 * instance.host_gib:
+    if memory < saves:
+        text = f"{memory:.0f} GiB; to save and to resume takes {saves:,.0f} on a node"
+        yield Row("host memory", "FAIL", text)
+    elif instance is not None and memory < 0.9 * instance.host_gib:
         text = f"{memory:.0f} GiB; {instance_type} has {instance.host_gib}"
         yield Row("host memory", "warn", text)
     else:
@@ -192,6 +195,17 @@ def host(run_dir: Path | None, plan: Any, instance_type: str | None) -> Iterator
         yield Row("run folder", "-", "no --run-dir")
         return
     yield from folder(run_dir, plan)
+
+
+def _gathered_gib(plan: Any) -> float:
+    """Of a node's host memory, while it saves."""
+    from planning.pattern import blocks
+    from planning.rules import Facts
+    from planning.saving import host_bytes
+
+    config = plan.config
+    symbols = blocks(config.model.pattern, config.model.num_layers)
+    return (host_bytes(Facts(config, config.layout, symbols)) or 0.0) / GIB
 
 
 def shared_memory(ranks: int, where: Path = Path("/dev/shm")) -> Row:

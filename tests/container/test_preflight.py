@@ -179,6 +179,18 @@ def test_too_little_locked_memory_stops_several_nodes_only(
     assert states(checks.efa(P6, 1, root))["locked memory"] == "warn"
 
 
+def test_host_memory_must_hold_what_a_save_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from planning.resolve import resolve
+
+    plan = resolve(config("model=gpt_8b", "precision=bf16", "hardware=h200", "layout=ddp")).plan
+    monkeypatch.setattr(checks.this_host, "memory_gib", lambda: 512.0)
+    assert states(checks.host(None, plan, None))["host memory"] == "FAIL"  # 8 ranks x 12 x 8 B
+    assert states(checks.host(None, None, None))["host memory"] == "ok"
+    assert states(checks.host(None, plan, "ml.p6-b200.48xlarge"))["host memory"] == "FAIL"
+    monkeypatch.setattr(checks.this_host, "memory_gib", lambda: 1024.0)
+    assert states(checks.host(None, plan, "ml.p6-b200.48xlarge"))["host memory"] == "warn"
+
+
 def test_shared_memory_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = SimpleNamespace(free=4 * 2**30)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage)
