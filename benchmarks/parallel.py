@@ -3,8 +3,9 @@
     python benchmarks/parallel.py OUT [--seconds 400] [NAME ...]
 
 First NCCL's collectives by size (OUT/links.json), then steps of launch/train.py under each kind of
-parallelism (OUT/parallel.jsonl; all cases without NAME). Random tokens; medians of the steps after
-the fourth. After --seconds no new case starts. benchmarks/throughput_model.py compares.
+parallelism (OUT/parallel.jsonl; all cases without NAME), with rate and peaks beside the plan's.
+Random tokens; medians without the first steps. After --seconds no new case starts.
+benchmarks/throughput_model.py compares; what layouts must do besides is in benchmarks/layouts.py.
 """
 
 from __future__ import annotations
@@ -15,31 +16,59 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, WARM_UP = 14, 4
 SIZES = [2**n for n in range(18, 32)]  # bytes: 256 KiB to 2 GiB
 REPEATS = 20
-EIGHT_OF_8B = "model=llama3_8b model.num_layers=8 training.global_batch_size=16"
-# Most wanted first.
-CASES = {
-    "ddp": f"{EIGHT_OF_8B} precision=bf16 layout=ddp",
-    "tp2": f"{EIGHT_OF_8B} precision=bf16 layout=tp2",
-    "fsdp": f"{EIGHT_OF_8B} precision=bf16 layout=fsdp",
-    "tp4-fp8": f"{EIGHT_OF_8B} precision=fp8 layout=tp4",
-    "pp2": f"{EIGHT_OF_8B} precision=bf16 layout=pp2",
-    "cp2": f"{EIGHT_OF_8B} precision=bf16 layout=cp2",
-    "ddp-fp8": f"{EIGHT_OF_8B} precision=fp8 layout=ddp",
-    "fsdp-fp8": f"{EIGHT_OF_8B} precision=fp8 layout=fsdp",
-    "tp2-pp2": f"{EIGHT_OF_8B} precision=bf16 layout=tp2_pp2",
-    "ep4": "model=moe_8x1b model.num_layers=4 training.global_batch_size=16 precision=bf16 "
-    "layout=ep8 layout.expert_parallel=4",
-    "ddp-open": f"{EIGHT_OF_8B} precision=bf16 layout=ddp layout.overlap=false "
-    "training.global_batch_size=4",
-}
+EIGHT_B = "model=llama3_8b training.global_batch_size=128"
+THIRTY_TWO_B = "model=gpt_32b training.global_batch_size=128"
 COMMON = "data=mock checkpoint.save=false training.eval_interval=0 logging.tensorboard=false"
+FSDP2 = "precision.gradients=bf16 model.tied_embeddings=false"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings of launch/train.py, the steps to train, and those of them that are not counted."""
+
+    words: str
+    steps: int = 6
+    warm_up: int = 2
+
+
+# Most wanted first: a lease may end before the last.
+CASES = {
+    "8b-ddp-fp8": Case(f"{EIGHT_B} precision=fp8 layout=ddp"),
+    "8b-ddp": Case(f"{EIGHT_B} precision=bf16 layout=ddp"),
+    "8b-tp2": Case(f"{EIGHT_B} precision=bf16 layout=tp2"),
+    "8b-fsdp": Case(f"{EIGHT_B} precision=bf16 layout=fsdp"),
+    "8b-tp2_pp4": Case(f"{EIGHT_B} precision=bf16 layout=tp2_pp4"),
+    "8b-cp2": Case(f"{EIGHT_B} precision=bf16 layout=cp2"),
+    "8b-tp8-fp8": Case(f"{EIGHT_B} precision=fp8 layout=tp8"),
+    "32b-tp8-fp8": Case(f"{THIRTY_TWO_B} precision=fp8 layout=tp8", 3, 1),
+    "32b-fsdp": Case(f"{THIRTY_TWO_B} precision=bf16 layout=fsdp layout.recompute=full", 3, 1),
+    "8b-ddp-fp8_delayed": Case(f"{EIGHT_B} precision=fp8_delayed layout=ddp"),
+    "8b-fsdp-fp8": Case(f"{EIGHT_B} precision=fp8 layout=fsdp"),
+    "8b-fsdp2": Case(f"{EIGHT_B} precision=bf16 layout=fsdp2 {FSDP2}"),
+    "8b-tp4": Case(f"{EIGHT_B} precision=bf16 layout=tp4"),
+    "8b-tp8": Case(f"{EIGHT_B} precision=bf16 layout=tp8"),
+    **{
+        f"8b-{layout}-{precision}": Case(f"{EIGHT_B} precision={precision} layout={layout} {own}")
+        for precision in ("fp8", "fp8_delayed")
+        for layout, own in {
+            "tp2": "", "tp4": "", "tp2_pp4": "", "cp2": "", "fsdp2": FSDP2,
+        }.items()
+    },
+    "8b-fsdp-fp8_delayed": Case(f"{EIGHT_B} precision=fp8_delayed layout=fsdp"),
+    "8b-tp8-fp8_delayed": Case(f"{EIGHT_B} precision=fp8_delayed layout=tp8"),
+    "32b-tp2_pp4-fp8": Case(f"{THIRTY_TWO_B} precision=fp8 layout=tp2_pp4", 3, 1),
+    "ep4": Case("model=moe_8x1b model.num_layers=4 training.global_batch_size=16 precision=bf16 "
+                "layout=ep8 layout.expert_parallel=4", 14, 4),
+    "ddp-open": Case("model=llama3_8b model.num_layers=8 precision=bf16 layout=ddp "
+                     "layout.overlap=false training.global_batch_size=8", 14, 4),
+}  # fmt: skip
 
 
 def main(out: Path, names: list[str], seconds: float) -> int:
@@ -55,9 +84,19 @@ def main(out: Path, names: list[str], seconds: float) -> int:
             record = measure(name, gpus, out / "runs" / name)
             results.write(json.dumps(record) + "\n")
             results.flush()
-            said = f"{record['step_s'] * 1e3:.1f} ms" if "step_s" in record else record["error"]
-            print(f"{name:<10} {said} ({time.monotonic() - began:.0f} s)", flush=True)
+            print(f"{name:<20} {line(record)} ({time.monotonic() - began:.0f} s)", flush=True)
     return 0
+
+
+def line(record: dict[str, Any]) -> str:
+    if "error" in record:
+        return str(record["error"])
+    return (
+        f"{record['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU "
+        f"({record['predicted_tokens_per_s_per_gpu'] or 0:,.0f} predicted), MFU "
+        f"{record['mfu']:.1%}, peak {max(record['peak_gib']):.1f} GiB "
+        f"({record['predicted_peak_gib'] or 0:.1f})"
+    )
 
 
 def torchrun(gpus: int) -> list[str]:
@@ -66,7 +105,8 @@ def torchrun(gpus: int) -> list[str]:
 
 
 def measure(name: str, gpus: int, run_dir: Path) -> dict[str, Any]:
-    words = [*CASES[name].split(), *COMMON.split(), f"training.train_steps={STEPS}"]
+    case = CASES[name]
+    words = [*case.words.split(), *COMMON.split(), f"training.train_steps={case.steps}"]
     command = [sys.executable, str(ROOT / "launch/train.py"), *words, f"run_dir={run_dir}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     record: dict[str, Any] = {
@@ -76,15 +116,21 @@ def measure(name: str, gpus: int, run_dir: Path) -> dict[str, Any]:
     }
     metrics = run_dir / "metrics.jsonl"
     lines = map(json.loads, metrics.read_text().splitlines()) if metrics.exists() else []
-    steps = [line for line in lines if "step_s" in line and line["step"] > WARM_UP]
+    steps = [line for line in lines if "step_s" in line and line["step"] > case.warm_up]
     if done.returncode or not steps:
         return record | {"error": (done.stderr + done.stdout)[-500:]}
     times = [line["step_s"] for line in steps]
+    result = json.loads((run_dir / "result.json").read_text())
+    predicted = json.loads((run_dir / "plan.json").read_text())
     return record | {
         "timed": True,
         "step_s": statistics.median(times),
         "times": times,
-        "memory_gib": max(line["memory_gib"] for line in steps),
+        "tokens_per_s_per_gpu": statistics.median(s["tokens_per_s_per_gpu"] for s in steps),
+        "mfu": statistics.median(s["mfu"] for s in steps),
+        "peak_gib": result["peak_memory_gib_per_rank"],
+        "predicted_tokens_per_s_per_gpu": predicted["throughput"].get("tokens_per_s_per_gpu"),
+        "predicted_peak_gib": predicted["memory"]["peak_gib"],
     }
 
 
