@@ -8,14 +8,11 @@ from __future__ import annotations
 import dataclasses
 
 from planning.findings import Finding
-from planning.hardware import GPUS, gpu_of_nvml_name
+from planning.hardware import GPUS, SAME_MEMORY, gpu_of_nvml_name
 from planning.plan import Plan
 from planning.schema import HardwareConfig
 from training import gpus, host
 from training.device import ENOUGH_MEMORY, planned_memory_gib
-
-# A card's memory differs from the table's by more: another model of the kind, or a MIG instance.
-SAME_MEMORY = 0.02
 
 
 @dataclasses.dataclass(frozen=True)

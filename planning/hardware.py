@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 GIB = 2**30
+# A card's memory differs from the table's by more: another model of the kind, or a MIG instance.
+SAME_MEMORY = 0.02
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Gpu:
     fp8_tflops: float | None
     fp4_tflops: float | None
     nvlink_gb_s: float | None  # bidirectional
+    node_gpus: int | None = None  # on one HGX board, or in one tray
     nvlink_domain: int | None = None  # GPUs that NVLink joins across nodes; None: a node's own
 
     @property
@@ -56,12 +59,12 @@ GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
         Gpu("cpu", "CPU", None, None, None, None, None, None, None),
-        Gpu("h100", "NVIDIA H100 SXM", (9, 0), 79.1, 3.35, 989, 1979, None, 900),
-        Gpu("h200", "NVIDIA H200 SXM", (9, 0), 139.8, 4.8, 989, 1979, None, 900),
-        Gpu("b200", "NVIDIA B200 HGX", (10, 0), 178.3, 7.7, 2250, 4500, 9000, 1800),
-        Gpu("b300", "NVIDIA B300 HGX", (10, 3), 267.6, 8.0, 2250, 4500, 13125, 1800),
-        Gpu("gb200", "NVIDIA GB200", (10, 0), 184.0, 8.0, 2500, 5000, 10000, 1800, 72),
-        Gpu("gb300", "NVIDIA GB300", (10, 3), 267.6, 8.0, 2500, 5000, 15000, 1800, 72),
+        Gpu("h100", "NVIDIA H100 SXM", (9, 0), 79.1, 3.35, 989, 1979, None, 900, 8),
+        Gpu("h200", "NVIDIA H200 SXM", (9, 0), 139.8, 4.8, 989, 1979, None, 900, 8),
+        Gpu("b200", "NVIDIA B200 HGX", (10, 0), 178.3, 7.7, 2250, 4500, 9000, 1800, 8),
+        Gpu("b300", "NVIDIA B300 HGX", (10, 3), 267.6, 8.0, 2250, 4500, 13125, 1800, 8),
+        Gpu("gb200", "NVIDIA GB200", (10, 0), 184.0, 8.0, 2500, 5000, 10000, 1800, 4, 72),
+        Gpu("gb300", "NVIDIA GB300", (10, 3), 267.6, 8.0, 2500, 5000, 15000, 1800, 4, 72),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planning.hardware import INSTANCES
+from planning.hardware import INSTANCES, SAME_MEMORY
 from planning.rules.base import Facts, Verdict, rule
 
 
@@ -67,4 +67,29 @@ def instance(f: Facts) -> Iterator[Verdict]:
             f"{instance.name} has {instance.gpus} {instance.gpu}, not "
             f"{hardware.gpus_per_node} {hardware.gpu}",
             f"set hardware.gpu={instance.gpu} hardware.gpus_per_node={instance.gpus}",
+        )
+
+
+@rule("hardware-figures", "planning/hardware.py", severity="warning")
+def hardware_figures(f: Facts) -> Iterator[Verdict]:
+    """More than a real machine has: less is a part of it, or a margin."""
+    hardware, usual, board = f.config.hardware, f.gpu.memory_gib, f.gpu.node_gpus
+    if hardware.name == "this":  # as it was found
+        return
+    if hardware.memory_gib and usual and hardware.memory_gib > usual * (1 + SAME_MEMORY):
+        yield (
+            "hardware.memory_gib",
+            f"{hardware.memory_gib:g}, and a process has {usual:g} GiB of one {f.gpu.title}: what "
+            "the plan makes fit may not fit there",
+            f"leave it out (null) for {usual:g}, unless your cards have more",
+        )
+    count = hardware.gpus_per_node or 1
+    if hardware.instance_type is None and board and count > board:
+        nodes = -(-count * hardware.nodes // board)
+        yield (
+            "hardware.gpus_per_node",
+            f"{count}, and a node of {f.gpu.title} has {board}: the plan takes all {count} for one "
+            "node's",
+            f"set hardware.gpus_per_node={board} hardware.nodes={nodes}, unless your machine has "
+            "more",
         )

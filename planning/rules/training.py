@@ -38,6 +38,17 @@ def learning_rate(f: Facts) -> Iterator[Verdict]:
         )
 
 
+@rule("evaluation", "training.py: do_valid is eval_iters > 0, whatever the interval")
+def evaluation(f: Facts) -> Iterator[Verdict]:
+    training = f.config.training
+    if training.eval_interval and not training.eval_steps:
+        yield (
+            "training.eval_steps",
+            f"0, and training.eval_interval={training.eval_interval} asks for evaluation",
+            "take 1 or more, or training.eval_interval=0 for no evaluation",
+        )
+
+
 @rule("unused-data", "a setting that nothing reads")
 def unused_data(f: Facts) -> Iterator[Verdict]:
     data, tokenizer = f.config.data, f.config.data.tokenizer

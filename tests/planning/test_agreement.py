@@ -109,6 +109,7 @@ STRICTER = [
     Stricter("cpu-fsdp-save", "", LATER),
     Stricter("cpu-layers", "", "no kernels"),
     Stricter("cuda-graph", "", "unproven, or it cannot be captured"),
+    Stricter("evaluation", "", "Megatron evaluates nothing, in silence"),
     Stricter("experts-given", "has no expert layer", UNREAD),
     Stricter("experts-given", "uneven", "the loss would reward what it is there to prevent"),
     Stricter("experts-given", " of ", LATER),

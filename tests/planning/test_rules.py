@@ -313,6 +313,9 @@ EXAMPLES = [
     Example("learning-rate", f"{CPU} training.optimizer.min_learning_rate=1e-4",
             "training.optimizer.schedule=constant", "training.optimizer.schedule=linear",
             "training.optimizer.min_learning_rate", "schedule=cosine or linear"),
+    Example("evaluation", CPU, "training.eval_steps=0",
+            "training.eval_steps=0 training.eval_interval=0", "training.eval_steps",
+            "training.eval_interval=0 for no evaluation"),
     Example("unused-data", CPU, "data.paths=[web]", "", "data.paths", "take data=indexed"),
     Example("unused-data", f"{CPU} data=mock", "data.split='9,1,0'", "", "data.split",
             "means nothing with data=mock"),
@@ -335,6 +338,18 @@ EXAMPLES = [
             "ml.p6-b200.48xlarge"),
     Example("instance", "model=llama3_8b layout=ddp hardware=p6_b200", "hardware.gpus_per_node=4",
             "hardware.gpus_per_node=8", "hardware.instance_type", "hardware.gpus_per_node=8"),
+    Example("hardware-figures", "model=llama3_8b layout=ddp hardware=p6_b200",
+            "hardware.memory_gib=192", "hardware.memory_gib=180", "hardware.memory_gib",
+            "178.3 GiB of one NVIDIA B200 HGX"),
+    Example("hardware-figures", "model=llama3_8b layout=ddp hardware=h200",
+            "hardware.memory_gib=1000", "hardware.memory_gib=130", "hardware.memory_gib",
+            "null"),
+    Example("hardware-figures", "model=llama3_8b layout=ddp hardware=h200",
+            "hardware.gpus_per_node=16", "hardware.gpus_per_node=8 hardware.nodes=2",
+            "hardware.gpus_per_node", "hardware.gpus_per_node=8 hardware.nodes=2"),
+    Example("hardware-figures", "model=llama3_8b layout=ddp hardware=gb300",
+            "hardware.gpus_per_node=64", "hardware.nodes=16",
+            "hardware.gpus_per_node", "a node of NVIDIA GB300 has 4"),
 ]  # fmt: skip
 
 
@@ -362,6 +377,20 @@ def test_the_changed_example_is_legal(example: Example) -> None:
     found = findings(example.common, example.passes)
     assert errors(found) == []
     assert example.rule not in {f.id for f in found}
+
+
+def test_what_was_looked_up_is_taken_as_it_is() -> None:
+    """Cards of the name with more memory, and a machine with more of them."""
+    more = ("hardware.memory_gib=150", "hardware.gpus_per_node=16")
+    found = config("hardware=h200", "model=llama3_8b", "layout=ddp", *more)
+    this = found.model_copy(update={"hardware": found.hardware.model_copy(update={"name": "this"})})
+    assert "hardware-figures" not in {finding.id for finding in resolve(this).findings}
+
+
+@pytest.mark.parametrize("choice", ["p5", "p5en", "p6_b200", "p6_b300", "p6e_gb200", "gb300"])
+def test_a_choice_has_as_many_gpus_as_a_node_of_its_card(choice: str) -> None:
+    hardware = config(f"hardware={choice}").hardware
+    assert hardware.gpus_per_node == GPUS[hardware.gpu or ""].node_gpus
 
 
 @pytest.mark.parametrize("name", ["b100", "H100", "", "gb20"])
