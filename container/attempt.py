@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,11 +39,18 @@ LINE_EVERY_S = 1.0
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print; a reader that went away (a closed terminal) does not end the training."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class StopRequest:
-    """A wish to stop, by SIGTERM or SIGINT or because the capacity ends, while it is entered."""
+    """A wish to stop, by SIGTERM, SIGINT or SIGHUP or because the capacity ends, while it is
+    entered. A SIGHUP that is ignored already (nohup) stays so."""
 
     def __init__(
         self, grace_s: float = GRACE_S, leave_at: float | None = None, leave_grace_s: float = 0
@@ -53,13 +61,15 @@ class StopRequest:
         self._signal, self._signal_at = 0, 0.0
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._signal:

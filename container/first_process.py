@@ -2,9 +2,10 @@
 
     python container/first_process.py
 
-Reads /opt/ml (container/contract.py), checks the node, starts torchrun's workers, passes SIGTERM
-to them, starts them again after a failure that may pass, and ends with their status and the reason
-in /opt/ml/output/failure. Standard library only: it is to say what is wrong with an image.
+Reads /opt/ml (container/contract.py), checks the node, starts torchrun's workers, tells them to
+save at SIGTERM, SIGINT or SIGHUP, starts them again after a failure that may pass, and ends with
+their status and the reason in /opt/ml/output/failure. Standard library only: it is to say what is
+wrong with an image.
 
 Exit status: 0 done; 143 stopped, after saving; 2 and 3 as the README says; else that of the rank
 that failed first, 128 + n for signal n.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,13 +52,13 @@ def run(tmp_path: Path, worker: str, stop: StopRequest, **more: object) -> End:
         )
 
 
-def signal_me_when(path: Path, text: str) -> None:
-    """SIGTERM to this process once the file says so."""
+def signal_me_when(path: Path, text: str, number: int = signal.SIGTERM) -> None:
+    """A signal to this process once the file says so."""
 
     def watch() -> None:
         while not (path.exists() and text in path.read_text()):
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -85,17 +86,57 @@ def test_before_the_workers_are_ready_a_signal_ends_all_at_once(tmp_path: Path) 
     assert psutil.Process().children() == []
 
 
+SAVES = """
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    events.write("ready")
+    while not asked:
+        time.sleep(0.05)
+    (run_dir / "result.json").write_text(json.dumps({"status": "stopped"}))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_lets_the_workers_save(tmp_path: Path, name: str) -> None:
+    number = signal.Signals[name]
+    before = signal.signal(number, lambda *_: None)  # what would come of it without the request
+    signal_me_when(tmp_path / "logs" / "events.jsonl", "ready", number)
+    ended = run(tmp_path, SAVES, StopRequest(leave_at=time.time() + 20, leave_grace_s=60))
+    signal.signal(number, before)
+    assert (ended.status, ended.exit_status) == ("stopped", 143)
+    assert ended.message == f"stopped and saved: {name} from outside"
+
+
+def test_nohup_is_kept() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wanted()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_does_not_end_it(capfd: pytest.CaptureFixture[str]) -> None:
+    main, terminal = os.openpty()
+    kept = os.dup(1)
+    os.dup2(terminal, 1)
+    os.close(terminal)
+    os.close(main)
+    try:
+        with open(1, "w", closefd=False) as screen, contextlib.redirect_stdout(screen):
+            attempt.say("step=1")
+            attempt.say("step=2")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    attempt.say("said again")
+    assert capfd.readouterr().out == "said again\n"
+
+
 def test_the_workers_save_before_the_capacity_ends(tmp_path: Path) -> None:
-    worker = """
-        asked = []
-        signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-        events.write("ready")
-        while not asked:
-            time.sleep(0.05)
-        (run_dir / "result.json").write_text(json.dumps({"status": "stopped"}))
-    """
     leave_at = time.time() + 2
-    ended = run(tmp_path, worker, StopRequest(leave_at=leave_at, leave_grace_s=60))
+    ended = run(tmp_path, SAVES, StopRequest(leave_at=leave_at, leave_grace_s=60))
     assert leave_at < time.time() < leave_at + 10
     assert (ended.status, ended.exit_status) == ("stopped", 143)
     assert ended.message == "stopped and saved: the capacity that the job runs in ends soon"
