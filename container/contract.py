@@ -9,6 +9,7 @@ SageMaker another folder stands for /opt/ml, and the hosts are given by variable
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -145,14 +146,23 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def capacity_end(environ: Mapping[str, str] = os.environ) -> float | None:
-    """When the capacity that the job runs in ends, in seconds since 1970. Raises MachineError."""
-    text = environ.get(CAPACITY_END, "").strip()
+    """When the capacity that the job runs in ends, in seconds since 1970; None: nobody says so.
+
+    Raises MachineError: it is no time, and a run that is to stop before it could not.
+    """
+    given = environ.get(CAPACITY_END)
+    text = (given or "").strip()
     if not text:
+        if given is not None:
+            print(f"warning: {CAPACITY_END} is empty: the run does not stop before the end of the "
+                  "capacity, if it has one", flush=True)  # fmt: skip
         return None
     try:
         number = float(text)
     except ValueError:
-        raise _broken(CAPACITY_END, f"{text!r} is not a time") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise _broken(CAPACITY_END, f"{text!r} is not a time")
     return number / 1000 if number > 1e11 else number  # 1e11 seconds are the year 5138
 
 

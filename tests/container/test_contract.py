@@ -104,7 +104,22 @@ def test_all_that_is_wrong_in_the_start_file_is_said_at_once(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["1767225600", "1767225600000", " 1767225600.0 "])
 def test_a_capacitys_end_is_in_seconds_or_milliseconds(text: str) -> None:
     assert contract.capacity_end({contract.CAPACITY_END: text}) == 1767225600  # 2026-01-01
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "1e999", "soon", "2026-01-01"])
+def test_a_capacitys_end_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(MachineError) as refused:
+        contract.capacity_end({contract.CAPACITY_END: text})
+    assert f"{contract.CAPACITY_END}: {text!r} is not a time" in str(refused.value)
+
+
+def test_without_a_capacitys_end_there_is_no_planned_stop(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert contract.capacity_end({}) is None
+    assert capsys.readouterr().out == ""
+    assert contract.capacity_end({contract.CAPACITY_END: " "}) is None
+    assert "does not stop before the end of the capacity" in capsys.readouterr().out
 
 
 def test_a_long_reason_keeps_its_start_and_its_end(tmp_path: Path) -> None:
