@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from planning import memory, rules, search, throughput
+from planning import memory, rules, saving, search, throughput
 from planning.advice import WORTH
 from planning.findings import Finding, errors
 from planning.hardware import GIB
@@ -58,7 +58,14 @@ class Alternative:
 
     @property
     def fits(self) -> bool:
-        return self.held is not None and (self.room is None or self.held.needed <= self.room)
+        if self.held is None or not self.saves:
+            return False
+        return self.room is None or self.held.needed <= self.room
+
+    @property
+    def saves(self) -> bool:
+        """Whether a node's host memory is enough to save and to resume."""
+        return saving.fits(self.facts)
 
     @property
     def rate(self) -> float:

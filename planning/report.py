@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
-from planning import cost
+from planning import cost, saving
 from planning.findings import Finding, Refusal, errors
 from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
@@ -190,8 +190,12 @@ def _search_rows(resolution: Resolution) -> list[tuple[str, str]]:
         return []
     if not found.best:
         near = found.too_large[0]
+        host = saving.host_bytes(near.facts)
+        in_host = (
+            "" if saving.fits(near.facts) else f" and {size(host or 0)} of a node's host memory"
+        )
         return [("compared", f"{found.tried:,} estimates: none fits; the nearest needs "
-                             f"{size(near.memory.needed)} a GPU")]  # fmt: skip
+                             f"{size(near.memory.needed)} a GPU{in_host}")]  # fmt: skip
     rows = [("compared", f"{found.tried:,} estimates; the fastest of each split that fits:")]
     taken = found.best[0]
     for rank, option in enumerate(found.best[:SHOWN], 1):

@@ -65,6 +65,7 @@ def resolve(config: RunConfig) -> Resolution:
     except ChoiceError as refusal:  # an impossible formula, symbol or number of experts
         parameters, uncounted = None, refusal.findings
     found = None
+    layout_is_open = config.layout.sharding is None or config.layout.tensor_parallel is None
     if not uncounted:
         config, found = completed(config, model_blocks)
     elif not search.complete(config):
@@ -83,11 +84,12 @@ def resolve(config: RunConfig) -> Resolution:
             held, speed = memory.estimate(facts), throughput.estimate(config, facts)
         except ChoiceError as refusal:  # an impossible formula
             findings += refusal.findings
-    short = _capacity(facts, states) if held is None else _fits(facts, held)
     host = saving.host_bytes(facts)
-    if not errors(short):
-        short += saving.check(host, saving.host_gib(facts), here=False)
-    findings += short
+    if not (errors(findings) and layout_is_open):  # else nobody knows what would be chosen
+        short = _capacity(facts, states) if held is None else _fits(facts, held)
+        if not errors(short):
+            short += saving.check(host, saving.host_gib(facts), here=False)
+        findings += short
     if speed is not None and not errors(findings):
         findings += advice.check(config, facts, speed)
     return Resolution(config, plan, states, findings, held, speed, found, host)
@@ -214,8 +216,7 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
                 f"its {room:,.0f} GiB: {largest} GiB",
                 "what makes it fit: " + "; or ".join(ways)
                 if ways
-                else "shard over more or larger GPUs (hardware.nodes=2, hardware=p6_b300), or take "
-                "a smaller model",
+                else f"shard over {_larger(facts)}, or take a smaller model",
                 "planning/memory.py",
                 machine=facts.config.hardware.name == "this",
             )
@@ -233,6 +234,15 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
             )
         ]
     return []
+
+
+def _larger(facts: rules.Facts) -> str:
+    """Hardware that has more than what was named, in words of the command line."""
+    most = max(GPUS.values(), key=lambda gpu: gpu.memory_gib or 0)
+    more = f"hardware.nodes={2 * facts.config.hardware.nodes}"
+    if (facts.gpu.memory_gib or 0) >= (most.memory_gib or 0):
+        return f"more GPUs ({more})"
+    return f"more or larger GPUs ({more}, or hardware={most.name} launch=plan)"
 
 
 def _capacity(facts: rules.Facts, states: memory.States | None) -> list[Finding]:
@@ -256,8 +266,7 @@ def _capacity(facts: rules.Facts, states: memory.States | None) -> list[Finding]
             "error",
             "layout",
             f"{what} take {needed:,.0f} GiB on {where}, which has {room:,.0f} GiB",
-            "shard more (layout=fsdp, tp8), take more or larger GPUs "
-            "(hardware=b300 launch=plan, hardware.nodes=2), or a smaller model",
+            f"shard more (layout=fsdp, tp8), take {_larger(facts)}, or a smaller model",
             "planning/memory.py",
             machine=hardware.name == "this",
         )

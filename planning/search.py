@@ -53,8 +53,9 @@ class Option:
 @dataclass(frozen=True)
 class Search:
     """`best`: the fastest of each split, fastest first; the first is the choice. `too_large`:
-    splits that do not fit even with all recomputed, the nearest first. Of splits that can be no
-    faster than the five best neither is known."""
+    splits that do not fit even with all recomputed, or whose saves do not fit in a node's host
+    memory, the nearest first. Of splits that can be no faster than the five best neither is known.
+    """
 
     best: list[Option]
     too_large: list[Option]
@@ -156,7 +157,7 @@ class _Searched:
         """The estimate, where it fits."""
         held = self.held(facts)
         fits = held is not None and (self.room is None or held.needed <= self.room)
-        return held if fits and saving.fits(facts) else None
+        return held if fits else None
 
     def splits(self) -> Iterator[dict[str, Any]]:
         """Ways to use the GPUs, by what they set of the layout."""
@@ -219,6 +220,9 @@ class _Searched:
             if not self._may_win(base, needed, self._to_beat(split_of(facts))):
                 continue
             found = self._least_recompute(facts, needed.get("recompute_layers") or 1)
+            if found and not saving.fits(facts):  # whatever the micro batch and the recompute
+                self.too_large += found
+                return
             if not found:
                 full = self.facts(_with(base, **_open(self.layout, recompute="full")))
                 if option := self.option(full):

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from launch import checks, compose, machine
 from launch.train import report as refused
-from planning import decision, parameters, report
+from planning import decision, parameters, report, saving
 from planning.changes import setting_word
 from planning.decision import Alternative, Decision
 from planning.findings import ChoiceError, Finding, MachineError, Refusal, errors, refuse
@@ -163,6 +163,8 @@ def _fit(one: Alternative) -> str:
     over = one.held.needed - one.room
     if over > 0:
         return f"no, by {report.size(over)}"
+    if not one.saves:
+        return "no, the host's memory"
     return "yes" if one.held.needed <= one.room * (1 - MARGIN) else "barely"
 
 
@@ -301,6 +303,8 @@ def _sharding(taken: Alternative) -> Section:
         over = f"{report.size(option.memory.needed - (taken.room or 0))} too large"
         if option.memory.needed <= (taken.room or 0):
             over = "fits without the margin alone"
+            if not saving.fits(option.facts):
+                over = "a save does not fit in the host's memory"
         rows.append(["-", *_of(option), over])
     lines = [
         f"{options.tried:,} estimates: of each split its fastest micro batch and recompute. Below "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planning import saving
+from planning import decision, report, saving
 from planning.findings import errors
 from planning.hardware import GIB
 from planning.resolve import Resolution, resolve
@@ -74,3 +74,22 @@ def test_a_checkpoint_holds_weights_and_an_fp32_state() -> None:
     # However the moments are held: gpt_160m in FP32 wrote 2,538,475,490 bytes for 158,611,200.
     for words, each in (("precision=bf16", 14), ("precision=fp32", 16)):
         assert saving.checkpoint_bytes(10, config(words).precision) == 10 * each
+
+
+# Every rank of gpt_32b with data parallelism alone gathers it all: 8 times 12 bytes a parameter.
+ONE_SPLIT = (
+    "model=gpt_32b data=mock hardware=p6_b200 layout.tensor_parallel=1 layout.pipeline_parallel=1 "
+    "layout.sharding=optimizer precision.gradients=bf16 precision.optimizer_moments=bf16"
+)
+
+
+def test_what_fits_in_the_gpus_alone_is_not_called_a_fit() -> None:
+    found = planned(ONE_SPLIT)
+    assert found.held is not None
+    assert found.held.needed < 178 * GIB
+    assert [error.id for error in errors(found.findings)] == ["host-memory"]
+    [compared] = [line for line in report.lines(found) if line.startswith("compared")]
+    assert "none fits" in compared
+    assert "2,981 GiB of a node's host memory" in compared
+    alternatives = decision.recomputes(decision.estimated("bf16", config(*ONE_SPLIT.split())))
+    assert {one.fits for one in alternatives} == {False}

@@ -273,3 +273,27 @@ def test_where_nothing_fits_the_nearest_and_the_ways_out_are_said() -> None:
     assert error.id == "memory"
     assert f"{resolution.held.needed / GIB - 178.3:,.0f} GiB more than its 178 GiB" in error.message
     assert "hardware.nodes=" in error.fix
+
+
+def test_a_layout_that_nobody_chose_is_not_said_to_be_too_large() -> None:
+    # An error stops the search: that plain data parallelism has no room is beside the point.
+    moments = ("precision=fp8", "precision.param_gather=true", "precision.optimizer_moments=fp8")
+    resolution = resolve(choices.config(*NODE, "model=llama3_70b", *moments))
+    assert [error.setting for error in errors(resolution.findings)] == [
+        "precision.optimizer_moments"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("hardware=p6_b300", "hardware.nodes=4"), "take more GPUs (hardware.nodes=8)"),
+        (("hardware=h200",), "(hardware.nodes=2, or hardware=b300 launch=plan)"),
+    ],
+)
+def test_larger_hardware_is_larger_than_what_was_named(words: tuple[str, ...], way: str) -> None:
+    # States alone are said where a rule forbids the estimate: here, FP32 on a GPU.
+    given = ("model=llama31_405b", "layout=replicated", "precision=fp32", "data=mock")
+    resolution = resolve(choices.config(*words, *given))
+    [error] = [error for error in errors(resolution.findings) if error.id == "memory"]
+    assert way in error.fix
