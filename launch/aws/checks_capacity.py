@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from launch.aws.checks import Request, Row, asked, instances
@@ -11,8 +12,9 @@ from launch.aws.clients import Clients, code
 # A training plan's instances start to stop this long before its end (SageMaker AI Developer
 # Guide, "Reserve training plans").
 PLAN_MARGIN = timedelta(minutes=30)
-# In-progress jobs that are looked at for what they use of a quota.
-MOST_JOBS = 100
+# In-progress jobs that are looked at for what they use of a quota: in all, in one answer (the most
+# that ListTrainingJobs gives), and at a time.
+MOST_JOBS, PAGE, AT_ONCE = 1_000, 100, 8
 
 
 def quotas(request: Request, clients: Clients) -> Iterator[Row]:
@@ -30,14 +32,19 @@ def quotas(request: Request, clients: Clients) -> Iterator[Row]:
         if value is None:
             yield Row(what, "not checked", f'Service Quotas does not list "{quota}"')
             continue
-        used = _used(kind, spot, clients) if what == "quota" else 0
+        used, all_seen = _used(kind, spot, clients) if what == "quota" else (0, True)
+        said = (
+            f"{value:.0f} of {kind}, {'' if all_seen else 'at least '}{used} in use, {nodes} needed"
+        )
+        if not all_seen:
+            said += f" (more than {MOST_JOBS:,} jobs are in progress; the rest was not looked at)"
         if value - used >= nodes:
-            yield Row(what, "ok", f"{value:.0f} of {kind}, {used} in use, {nodes} needed")
+            yield Row(what, "ok" if all_seen else "warning", said, setting="hardware.nodes")
         else:
             yield Row(
                 what,
                 "failed",
-                f"{value:.0f} of {kind}, {used} in use, {nodes} needed",
+                said,
                 f'ask for more of "{quota}" in Service Quotas (SageMaker AI)'
                 + ("" if used < value else " or wait for the jobs that use it"),
                 "hardware.nodes",
@@ -58,24 +65,28 @@ def _quota_values(names: set[str], clients: Clients) -> dict[str, float]:
     return found
 
 
-def _used(kind: str, spot: bool, clients: Clients) -> int:
-    """Instances that jobs in progress take of the same quota."""
-    sagemaker, count, used = clients("sagemaker"), 0, 0
-    for page in sagemaker.get_paginator("list_training_jobs").paginate(StatusEquals="InProgress"):
-        for summary in page["TrainingJobSummaries"]:
-            count += 1
-            if count > MOST_JOBS:
-                return used
-            job = sagemaker.describe_training_job(TrainingJobName=summary["TrainingJobName"])
-            resources = job["ResourceConfig"]
-            same = bool(job.get("EnableManagedSpotTraining")) == spot
-            if (
-                resources.get("InstanceType") == kind
-                and same
-                and not resources.get("TrainingPlanArn")
-            ):
-                used += int(resources["InstanceCount"])
-    return used
+def _used(kind: str, spot: bool, clients: Clients) -> tuple[int, bool]:
+    """(instances that jobs in progress take of the same quota, whether all jobs were seen)"""
+    sagemaker = clients("sagemaker")
+    pages = sagemaker.get_paginator("list_training_jobs").paginate(
+        StatusEquals="InProgress", PaginationConfig={"MaxItems": MOST_JOBS + 1, "PageSize": PAGE}
+    )
+    summaries = [summary for page in pages for summary in page["TrainingJobSummaries"]]
+    names = [job["TrainingJobName"] for job in summaries if not job.get("TrainingPlanArn")]
+
+    def uses(name: str) -> int:
+        job = sagemaker.describe_training_job(TrainingJobName=name)
+        resources = job["ResourceConfig"]
+        same = (
+            resources.get("InstanceType") == kind
+            and bool(job.get("EnableManagedSpotTraining")) == spot
+            and not resources.get("TrainingPlanArn")
+        )
+        return int(resources["InstanceCount"]) if same else 0
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        used = sum(pool.map(uses, names[:MOST_JOBS]))
+    return used, len(summaries) <= MOST_JOBS
 
 
 def training_plan(request: Request, clients: Clients) -> Iterator[Row]:

@@ -196,6 +196,13 @@ class TestStorage:
         assert found == ("failed", f"{name} has no mount target")
 
 
+def works(account: Account, name: str, **resource_config: Any) -> None:
+    """A job in progress."""
+    account.client("sagemaker").create_training_job(
+        **request(TrainingJobName=name, ResourceConfig=resources(**resource_config))
+    )
+
+
 class TestQuota:
     def test_none(self, account: Account) -> None:
         account.quotas["ml.p6-b200.48xlarge for training job usage"] = 0.0
@@ -205,11 +212,34 @@ class TestQuota:
         assert 'ask for more of "ml.p6-b200.48xlarge for training job usage"' in str(refused.value)
 
     def test_in_use_by_another_job(self, account: Account) -> None:
-        account.client("sagemaker").create_training_job(
-            **request(TrainingJobName="other", ResourceConfig=resources(InstanceCount=3))
-        )
+        works(account, "other", InstanceCount=3)
         assert rows(request(), capacity)["quota"] == (
             "failed", "4 of ml.p6-b200.48xlarge, 3 in use, 2 needed")  # fmt: skip
+
+    def test_in_use_by_the_last_of_many_jobs(
+        self, account: Account, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capacity, "PAGE", 2)
+        for number in range(4):
+            works(account, f"small-{number}", InstanceType="ml.m5.large")
+        works(account, "other", InstanceCount=3)
+        assert rows(request(), capacity)["quota"] == (
+            "failed", "4 of ml.p6-b200.48xlarge, 3 in use, 2 needed")  # fmt: skip
+
+    def test_more_jobs_than_are_looked_at(
+        self, account: Account, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capacity, "MOST_JOBS", 2)
+        for number in range(2):
+            works(account, f"other-{number}", InstanceCount=1)
+        verdict, found = rows(request(), capacity)["quota"]
+        assert (verdict, found) == ("ok", "4 of ml.p6-b200.48xlarge, 2 in use, 2 needed")
+        works(account, "other-2", InstanceCount=1)
+        verdict, found = rows(request(), capacity)["quota"]
+        assert verdict == "warning"
+        assert found.startswith(
+            "4 of ml.p6-b200.48xlarge, at least 2 in use, 2 needed (more than 2"
+        )
 
     def test_of_spot_is_another(self, account: Account) -> None:
         account.quotas["ml.p6-b200.48xlarge for spot training job usage"] = 1.0
