@@ -12,9 +12,10 @@ from planning.findings import Finding, Refusal, errors
 from planning.hardware import GPUS, Gpu
 from planning.resolve import Resolution
 from planning.schema import HardwareConfig, LayoutConfig, RunConfig
-from planning.search import SHOWN, why_slower
+from planning.search import MARGIN, SHOWN, why_slower
 
 GIB = 2**30
+SHORT = ("memory", "host-memory")  # the findings of a choice that is legal and does not fit
 
 
 def count(number: float | None) -> str:
@@ -190,12 +191,12 @@ def _search_rows(resolution: Resolution) -> list[tuple[str, str]]:
         return []
     if not found.best:
         near = found.too_large[0]
-        host = saving.host_bytes(near.facts)
-        in_host = (
-            "" if saving.fits(near.facts) else f" and {size(host or 0)} of a node's host memory"
-        )
-        return [("compared", f"{found.tried:,} estimates: none fits; the nearest needs "
-                             f"{size(near.memory.needed)} a GPU{in_host}")]  # fmt: skip
+        short = any(finding.id in SHORT for finding in errors(resolution.findings))
+        verdict = "none fits" if short else f"none leaves {MARGIN:.0%} of the memory free"
+        needs = f"{size(near.memory.needed)} a GPU"
+        if not saving.fits(near.facts):
+            needs += f" and {size(saving.host_bytes(near.facts) or 0)} of a node's host memory"
+        return [("compared", f"{found.tried:,} estimates: {verdict}; the nearest needs {needs}")]
     rows = [("compared", f"{found.tried:,} estimates; the fastest of each split that fits:")]
     taken = found.best[0]
     for rank, option in enumerate(found.best[:SHOWN], 1):
@@ -288,7 +289,7 @@ def to_json(resolution: Resolution) -> dict[str, Any]:
     elif states is not None:
         parts = asdict(states)
     return {
-        "legal": not [finding for finding in found if finding.id not in ("memory", "host-memory")],
+        "legal": not [finding for finding in found if finding.id not in SHORT],
         "findings": [
             {
                 name: getattr(finding, name)

@@ -14,6 +14,8 @@ from planning.rules.base import Facts
 from planning.schema import LayoutConfig, PrecisionConfig
 
 STATE = 12  # bytes of a parameter: its main weight and two moments, in FP32 however they are held
+# Of a node, for what training and the system hold themselves; not measured.
+MARGIN = 0.05
 BUCKET = 40_000_000  # parameters, at least (distributed_data_parallel.py)
 
 
@@ -58,17 +60,22 @@ def host_gib(facts: Facts) -> int | None:
 
 def check(needed: float | None, room_gib: float | None, *, here: bool) -> list[Finding]:
     """Whether the host has the bytes that are needed. here: this machine, not a node elsewhere."""
-    if needed is None or room_gib is None or needed <= room_gib * GIB:
+    if needed is None or room_gib is None or needed <= room_gib * GIB * (1 - MARGIN):
         return []
+    short = needed > room_gib * GIB
+    node = "this machine" if here else "the node"
+    instead = "split the weights (layout=fsdp, tp4, tp8), or save nothing: checkpoint.save=false"
     return [
         Finding(
-            "host-memory",
-            "error",
+            "host-memory" if short else "host-memory-tight",
+            "error" if short else "warning",
             "layout",
             f"to save and to resume, the processes of a node gather the optimizer in "
-            f"{needed / GIB:,.0f} GiB of host memory, and "
-            f"{'this machine' if here else 'the node'} has {room_gib:,.0f} GiB",
-            "split the weights (layout=fsdp, tp4, tp8), or save nothing: checkpoint.save=false",
+            f"{needed / GIB:,.0f} GiB of host memory, and {node} has {room_gib:,.0f} GiB"
+            + ("" if short else ", with training and the system in it too"),
+            instead
+            if short
+            else f"save once early, with a small checkpoint.interval; or {instead}",
             "distrib_optimizer.py, get_parameter_state_dp_zero",
             machine=here,
         )
@@ -76,6 +83,6 @@ def check(needed: float | None, room_gib: float | None, *, here: bool) -> list[F
 
 
 def fits(facts: Facts) -> bool:
-    """Whether a node's memory is enough, as far as that is known."""
+    """Whether a node's memory is enough and leaves the margin, as far as that is known."""
     needed, room = host_bytes(facts), host_gib(facts)
-    return needed is None or room is None or needed <= room * GIB
+    return needed is None or room is None or needed <= room * GIB * (1 - MARGIN)

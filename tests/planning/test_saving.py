@@ -93,3 +93,23 @@ def test_what_fits_in_the_gpus_alone_is_not_called_a_fit() -> None:
     assert "2,981 GiB of a node's host memory" in compared
     alternatives = decision.recomputes(decision.estimated("bf16", config(*ONE_SPLIT.split())))
     assert {one.fits for one in alternatives} == {False}
+
+
+def test_a_host_that_is_nearly_full_is_a_warning_and_not_what_a_search_takes() -> None:
+    room, whole = 2048.0, 2048 * GIB
+    said = [saving.check(share * whole, room, here=False) for share in (0.94, 0.96, 1.01)]
+    assert [[finding.severity for finding in found] for found in said] == [
+        [],
+        ["warning"],
+        ["error"],
+    ]
+    large = "model=llama31_405b precision=nvfp4 hardware=p6_b300 hardware.nodes=16 data=mock"
+    options = planned(large).options
+    assert options is not None
+    assert options.best
+    for option in options.best:
+        assert (saving.host_bytes(option.facts) or 0) <= 4096 * GIB * (1 - saving.MARGIN)
+    tight = planned(f"{large} layout.pipeline_parallel=2")
+    assert errors(tight.findings) == []
+    [compared] = [line for line in report.lines(tight) if line.startswith("compared")]
+    assert "none leaves 5% of the memory free; the nearest needs" in compared
