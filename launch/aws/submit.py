@@ -153,6 +153,18 @@ def begin(run_dir: Path, record: Record, reason: str, clients: Clients) -> None:
         _create(run_dir, record, clients)
 
 
+def complete(run_dir: Path, record: Record, clients: Clients) -> None:
+    """Go on where `begin` was left without an answer, in the same process: take the job that it
+    recorded if it was made, else make it; and see that it is that job. Raises as begin does."""
+    with lock(run_dir, LOCK, "submits a job of"):
+        _unchanged(run_dir, record)
+        job = jobs.describe(record.newest.name, clients)
+        if job is None:
+            _create(run_dir, record, clients)
+        else:
+            _keep(run_dir, record, str(job["TrainingJobArn"]), clients)
+
+
 def _unchanged(run_dir: Path, record: Record) -> None:
     there = Record.load(run_dir).jobs if (run_dir / FILE).exists() else []
     if [job.name for job in there] != [job.name for job in record.jobs]:

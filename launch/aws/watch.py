@@ -24,7 +24,8 @@ LOCK = ".watch"
 POLL = 10.0  # seconds
 # The last lines of a job reach CloudWatch after its end.
 LATE = 5.0
-PATIENCE = 60  # minutes without an answer of AWS's
+PATIENCE = 3600  # seconds without an answer of AWS's
+FIRST_WAIT, LONGEST_WAIT = 10, 60  # seconds between two tries, each wait twice the one before
 # Ends that a traceback in the log may explain.
 FAILURES = ("crash", "out of memory", "not finite", "refused", "node")
 
@@ -74,11 +75,27 @@ def _follow(
         wait = ends.WAITS.get(end.kind, 0)
         print(f"{'restart':<10} {why}, in {wait:.0f} s", flush=True)
         sleep(wait)
-        if Record.load(run_dir).newest.name != name:
-            record = Record.load(run_dir)
-            continue  # submitted by somebody else meanwhile
-        resubmit(run_dir, record, f"resubmitted after {end}", clients)
+        _next_job(run_dir, record, f"resubmitted after {end}", clients, sleep)
+        record = Record.load(run_dir)
         print(f"{'job':<10} {record.newest.name}", flush=True)
+
+
+def _next_job(
+    run_dir: Path, record: Record, reason: str, clients: Clients, sleep: Callable[[float], None]
+) -> None:
+    """Have a job after the newest one, which has ended; it may be one that somebody else has
+    submitted meanwhile."""
+    ended = record.newest.name
+
+    def once() -> None:
+        if Record.load(run_dir).newest.name not in (ended, record.newest.name):
+            return
+        if record.newest.name == ended:
+            resubmit(run_dir, record, reason, clients)
+        else:  # recorded by the last try
+            submit.complete(run_dir, record, clients)
+
+    _patiently(once, clients, sleep, "the next job is not made yet")
 
 
 def _exit_status(end: ends.End) -> int:
@@ -134,19 +151,28 @@ def _one(
         sleep(POLL)
 
 
-def _patiently[T](ask: Callable[[], T], clients: Clients, sleep: Callable[[float], None]) -> T:
-    """The answer, through an hour without network or login: the job goes on meanwhile."""
-    for left in range(PATIENCE, -1, -1):
+def _patiently[T](
+    ask: Callable[[], T],
+    clients: Clients,
+    sleep: Callable[[float], None],
+    meanwhile: str = "the job goes on",
+) -> T:
+    """The answer, through an hour without network or login.
+
+    Only what AWS, or the way to it, has refused is tried again.
+    """
+    waited, wait = 0, FIRST_WAIT
+    while True:
         try:
             return ask()
         except MachineError as error:
-            if not left:
+            if waited >= PATIENCE or any(finding.id != "aws" for finding in error.findings):
                 raise
-            if left == PATIENCE:
-                print(f"warning: {error}\n    the job goes on; trying again", flush=True)
-            sleep(60)
+            if not waited:
+                print(f"warning: {error}\n    {meanwhile}; trying again", flush=True)
+            sleep(wait)
+            waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT)
             clients.renew()
-    raise AssertionError
 
 
 def _state(job: jobs.Described) -> str:

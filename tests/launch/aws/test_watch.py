@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import EndpointConnectionError
 
 from launch.aws import ends, memory, submit, watch
 from launch.aws.clients import Clients
@@ -101,7 +104,7 @@ class TestProgress:
         monkeypatch.setattr(jobs, "describe", flaky)
         outcome, _, waits = follow(run_dir)
         assert outcome.status == "done"
-        assert waits.count(60) == 27
+        assert waits == [10, 20, 40, *[60] * 24]
 
 
 class TestAgain:
@@ -116,6 +119,62 @@ class TestAgain:
         first, second = account.requests.values()
         assert {**second, "TrainingJobName": NAME} == first
         assert waits == [10]
+
+    @pytest.mark.parametrize(
+        ("lost", "answered", "tries"),
+        [
+            ((0, 1, 2), False, [10, 20, 40]),  # looking whether the name is free
+            ((1,), False, [10]),  # the request that makes it
+            ((1,), True, [10]),  # its answer
+            ((2,), False, [10]),  # the look at what was made
+        ],
+    )
+    def test_a_network_that_is_lost_meanwhile_is_waited_for(
+        self, account: Account, run_dir: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        lost: tuple[int, ...], answered: bool, tries: list[float],
+    ) -> None:  # fmt: skip
+        """lost: of the calls that are about the second job, of which there is one all the same."""
+        account.goes([failed(CRASH)], [TRAINING, COMPLETED])
+        ask, calls = BaseClient._make_api_call, itertools.count()
+
+        def flaky(client: Any, operation: str, given: dict[str, Any]) -> Any:
+            second = given.get("TrainingJobName") == f"{NAME}-2"
+            fails = second and next(calls) in lost
+            answer = ask(client, operation, given) if answered or not fails else None
+            if fails:
+                raise EndpointConnectionError(endpoint_url="https://api.sagemaker")
+            return answer
+
+        monkeypatch.setattr(BaseClient, "_make_api_call", flaky)
+        outcome, record, waits = follow(run_dir)
+        assert outcome.status == "done"
+        assert [job.name for job in record.jobs] == [NAME, f"{NAME}-2"]
+        assert record.newest.arn is not None
+        assert list(account.requests) == [NAME, f"{NAME}-2"]
+        assert waits == [10, *tries]
+        screen = capsys.readouterr().out
+        assert screen.count("warning: ") == 1
+        assert "the next job is not made yet; trying again" in screen
+
+    def test_a_quota_that_is_free_soon_is_waited_for(
+        self, account: Account, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        account.goes([failed("CapacityError: none")], [TRAINING, COMPLETED])
+        clients = Clients()
+        record = Record(region=clients.region, account="123456789012", request=request(),
+                        price_per_node_hour=None, max_restarts=2)  # fmt: skip
+        submit.begin(run_dir, record, "first", clients)
+        waits = []
+
+        def meanwhile(seconds: float) -> None:
+            waits.append(seconds)
+            if seconds == 600:
+                account.refuses = ("ResourceLimitExceeded", "the quota is 2 instances")
+
+        assert watch.follow(run_dir, clients, sleep=meanwhile).status == "done"
+        assert waits[1:3] == [600, 10]
+        assert len(Record.load(run_dir).jobs) == 2
 
     def test_no_capacity_waits_longer(self, account: Account, run_dir: Path) -> None:
         none = "CapacityError: Unable to provision requested ML compute capacity."
