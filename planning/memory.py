@@ -128,6 +128,7 @@ class _Rank:
     ) -> None:
         self.model, self.precision = facts.config.model, facts.config.precision
         self.layout, self.gpu, world_size = facts.layout, facts.gpu, facts.world_size
+        self.optimizer = facts.config.training.optimizer.name
         self.tp, self.pp, expert = facts.tp, facts.pp, facts.ep
         self.rank, self.chunks = rank, chunks
         self.first, self.last = rank == 0, rank == self.pp - 1
@@ -172,17 +173,18 @@ class _Rank:
 
     @cached_property
     def optimizer_bytes(self) -> float:
-        """Of one parameter: an FP32 copy of 16-bit weights and two moments
-        (megatron/core/optimizer/distrib_optimizer.py)."""
+        """Of one parameter: an FP32 copy of 16-bit weights, and Adam's two moments
+        (megatron/core/optimizer/distrib_optimizer.py) or SGD's momentum."""
         precision = self.precision
+        moments = 1 if self.optimizer == "sgd" else 2
         moment = float(BYTES[precision.optimizer_moments])
         if precision.optimizer_moments == "fp8" and not self.gpu.is_blackwell:
             moment *= 2  # Transformer Engine keeps a transpose of it too, as of a weight
         if precision.dtype == "fp32":
-            return 2 * moment
+            return moments * moment
         # Of BF16 it keeps the 16 bits that the weights lack (store_param_remainders).
         lacking = self.fuses_weights and precision.dtype == "bf16" and not precision.param_gather
-        return 2 * moment + (2 if lacking else 4)
+        return moments * moment + (2 if lacking else 4)
 
     @cached_property
     def updating_bytes(self) -> float:

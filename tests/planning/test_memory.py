@@ -164,6 +164,12 @@ def test_a_pipelines_first_rank_holds_a_micro_batch_for_every_rank() -> None:
     assert virtual[ACTIVATIONS] == pytest.approx((3 * 2 + 4 + 1) * one / 8)
 
 
+def test_sgd_keeps_one_moment() -> None:
+    model = (*NODE, "model=gpt_1b", "layout=replicated")
+    sgd = gib(*model, "training.optimizer.name=sgd")[OPTIMIZER]
+    assert sgd == pytest.approx(gib(*model)[OPTIMIZER] * 8 / 12)  # main weight, and what it keeps
+
+
 def test_the_precision_aware_optimizer_keeps_only_the_missing_bits() -> None:
     model = (*ALONE, "model=gpt_1b")
     full, lean = gib(*model)[OPTIMIZER], gib(*model, BF16_MOMENTS)[OPTIMIZER]
