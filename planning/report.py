@@ -141,8 +141,8 @@ def lines(resolution: Resolution) -> list[str]:
             (
                 "batch",
                 f"{training.global_batch_size:,} sequences a step = {training.micro_batch:,} x "
-                f"{derived.data_parallel:,} x {derived.gradient_accumulation:,} (micro batch x data "
-                f"parallel x accumulation), {count(derived.tokens_per_step)} tokens",
+                f"{derived.data_parallel:,} x {derived.gradient_accumulation:,} (micro batch x "
+                f"data parallel x accumulation), {count(derived.tokens_per_step)} tokens",
             ),
             (
                 "training",
