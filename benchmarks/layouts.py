@@ -84,6 +84,8 @@ class Node:
         """Whether it has the GPUs that the layout splits a model over."""
         chosen = yaml.safe_load((ROOT / "conf/layout" / f"{layout}.yaml").read_text())
         split = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+        if self.rehearse and chosen["context_parallel"] != 1:  # a CPU has no such attention
+            return False
         return math.prod(chosen[name] or 1 for name in split) <= self.gpus
 
     @property
@@ -209,8 +211,10 @@ def checkpoints(node: Node) -> Iterator[dict[str, Any]]:
     ]  # fmt: skip
     form = "precision=bf16 checkpoint.interval=1000"
     for before, after in ways:
-        if node.over or (node.rehearse and before == "fsdp"):  # it saves on GPUs only
+        if node.over:
             return
+        if node.rehearse and before == "fsdp":  # it saves on GPUs only
+            continue
         if not (node.holds(before) and node.holds(after)):
             continue
         name = f"{before}-to-{after}"
