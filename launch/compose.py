@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -37,6 +38,7 @@ __all__ = ["CONF", "choices", "choose", "combinations", "from_values", "groups",
            "settings", "show", "validate"]  # fmt: skip
 _VERSION = "1.3"  # of Hydra's behaviour
 MOST_JOBS = 10_000  # of a sweep
+MANY = 3  # more settings of a group that lack a value are one error
 
 
 def choose(words: Sequence[str]) -> RunConfig:
@@ -155,9 +157,20 @@ def validate(composed: DictConfig) -> RunConfig:
     try:
         values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise translate(error) from error
+        raise _referred(composed) or translate(error) from error
     assert isinstance(values, dict)
     return from_values({str(key): value for key, value in values.items()})
+
+
+def _referred(composed: DictConfig) -> ChoiceError | None:
+    """What is wrong in the model, whose recipe other settings refer to."""
+    values = OmegaConf.to_container(composed, resolve=False)
+    try:
+        RunConfig.model_validate(values)
+    except ValidationError as error:
+        found = [f for f in _findings(error) if f.setting.partition(".")[0] == "model"]
+        return ChoiceError(found) if found else None
+    return None
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
@@ -172,8 +185,13 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 def _findings(error: ValidationError) -> Iterator[Finding]:
-    seen = set()
-    for problem in error.errors(include_url=False):
+    seen, problems = set(), error.errors(include_url=False)
+    missing: dict[str, list[str]] = {}
+    for problem in problems:
+        if problem["type"] == "missing":
+            setting, _ = _setting([str(part) for part in problem["loc"]])
+            missing.setdefault(setting.rpartition(".")[0], []).append(setting)
+    for problem in problems:
         # A union reports each of its members; the setting is the part of named fields.
         setting, kind = _setting([str(part) for part in problem["loc"]])
         given = problem.get("input")
@@ -186,6 +204,13 @@ def _findings(error: ValidationError) -> Iterator[Finding]:
             fix = f"take one of {', '.join(_tags(setting))}"
             yield _finding(f"{setting}.{_tag(setting)}", "it is no kind that is known", fix)
         elif problem["type"] == "missing":
+            group = setting.rpartition(".")[0]
+            if len(lacking := missing[group]) > MANY:
+                if lacking[0] == setting:
+                    names = ", ".join(name.rpartition(".")[2] for name in lacking)
+                    message = f"{len(lacking)} of its settings have no value: {names}"
+                    yield _finding(group, message, f"start from another file of conf/{group}/")
+                continue
             yield _finding(setting, "it has no value", _expected(setting, kind))
         else:
             words = _words(_annotation(setting, kind))
@@ -368,9 +393,20 @@ def translate(error: Exception) -> ChoiceError:
     cause = error.__cause__ or error
     if isinstance(cause, yaml.YAMLError):  # of a file in conf/
         return _refuse("", " ".join(str(cause).split()), "correct the file")
+    if isinstance(cause, UnicodeDecodeError):  # of a file in conf/, which it does not name
+        named = ", ".join(str(path) for path in sorted(CONF.rglob("*.yaml")) if not _is_text(path))
+        return _refuse("", f"{named} is no text in UTF-8", "correct the file")
     line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
     fix = _expected(setting) if setting in settings() else "see --help and --cfg job"
     return _refuse(setting, line, fix)
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _unreadable(word: str, error: Exception) -> Finding:

@@ -77,6 +77,15 @@ def test_a_file_with_a_slip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = refusal("model=gpt_mine")
     assert found.setting == "model.qk_nrom"
     assert found.message.endswith("did you mean model.qk_norm?")
+    # Other groups refer to a model's recipe: the error is where the value lacks, not there.
+    file.write_text(good.partition("recipe:")[0])
+    assert refusal("model=gpt_mine").setting == "model.recipe"
+    file.write_text("")
+    found = refusal("model=gpt_mine")
+    assert (found.setting, found.message[:33]) == ("model", "22 of its settings have no value:")
+    assert found.fix == "start from another file of conf/model/"
+    file.write_bytes(good.encode("utf-16"))
+    assert refusal("model=gpt_mine").message == f"{file} is no text in UTF-8"
 
 
 def refusal(*words: str) -> Finding:
