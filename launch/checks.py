@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from launch import run_folder
 from models import stacks
 from planning import identity
 from planning.findings import ChoiceError, Finding
@@ -172,10 +171,11 @@ def checkpoint_folder(config: RunConfig, run_dir: Path) -> Path:
 def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Finding], list[str]]:
     """(errors: `folder` is of another run; lines: what changed) where a run would continue."""
     saves = checkpoint_folder(config, folder or Path())
-    previous = _previous_config(config, folder)
     # What a job has saved is where the job was.
-    saved = checkpoints.newest_complete(saves).taken is not None or _submitted(folder)
-    trained = saved or is_started(folder)
+    submitted = folder is not None and (folder / "job.json").exists()
+    saved = checkpoints.newest_complete(saves).taken is not None or submitted
+    trained = saved or (folder is not None and run_folder.is_started(folder))
+    previous, where = _previous_config(config, folder, trained)
     if previous is None and trained and config.resume == "auto":
         message = (
             f"{folder or saves} holds a run, and no plan.yaml that can be read: nothing says what "
@@ -183,43 +183,33 @@ def against_previous(config: RunConfig, folder: Path | None) -> tuple[list[Findi
         )
         fix = "put back its plan.yaml, or take resume=none or another run_dir"
         return [Finding("previous-plan", "error", "run_dir", message, fix)], []
-    # A plan alone may be replaced by another one, but not that of a run.
+    # A plan may replace that of a start that has trained nothing.
     if previous is None or config.resume != "auto" or not (
         trained or config.launch.kind == "local"
     ):  # fmt: skip
         return [], []
     after = config.model_dump(mode="json")
     different, changed = identity.compare(
-        previous, after, str(folder or saves), saved=saved, holds="run" if trained else "plan"
+        previous, after, str(where), saves=str(saves) if saved else None
     )
     return different, changed if trained else []
 
 
-def is_started(folder: Path | None) -> bool:
-    """Whether a folder holds more than a plan: a run, or files that start one elsewhere."""
-    begun = ("metrics.jsonl", "job.json", "start.json", "job.sbatch", "job.yaml", "docker.sh")
-    return folder is not None and any((folder / name).exists() for name in begun)
-
-
-def _submitted(folder: Path | None) -> bool:
-    return folder is not None and (folder / "job.json").exists()
-
-
-def _previous_config(config: RunConfig, run_dir: Path | None) -> dict[str, Any] | None:
-    """The configuration of the run that this one would continue, if there is one."""
+def _previous_config(
+    config: RunConfig, run_dir: Path | None, trained: bool
+) -> tuple[dict[str, Any] | None, Path | None]:
+    """The configuration of the run that this one would continue, and where it is, if there is
+    one."""
     folders = [checkpoint_folder(config, run_dir or Path())]
     if run_dir is not None:
         folders.insert(0, run_dir)
     elif isinstance(config.checkpoint.save, bool):
-        return None
+        return None, None
     for folder in folders:
-        try:
-            found = dict(yaml.safe_load((folder / "plan.yaml").read_text())["config"])
-        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-            continue
-        if found.keys() >= {"model", "data", "training"}:
-            return found
-    return None
+        found = run_folder.planned_config(folder)
+        if found is not None and (trained or not run_folder.is_only_planned(found)):
+            return found, folder
+    return None, None
 
 
 def initial_weights(config: RunConfig) -> list[Finding]:

@@ -87,7 +87,7 @@ def execute(
         with run_folder.said_of("run_dir", folder), lock:
             for line in changed:
                 print(f"{'changed':<10} {line}")
-            if checks.is_started(folder):
+            if run_folder.is_started(folder):
                 print(f"{'plan':<10} not written: {folder} keeps the plan of its run; "
                       "for a file of this one take another run_dir")  # fmt: skip
             else:

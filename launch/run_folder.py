@@ -6,9 +6,12 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from planning.findings import Finding, MachineError
 from training.checkpoints import (
@@ -38,8 +41,11 @@ __all__ = [
     "default_run_dir",
     "free_space_check",
     "has_run",
+    "is_only_planned",
+    "is_started",
     "lock",
     "newest_complete",
+    "planned_config",
     "prepare_resume",
     "prune",
     "said_of",
@@ -68,6 +74,8 @@ CONTENTS = (
     "checkpoints",
     "logs",
 )
+# Those of them that a plan alone has not.
+BEGUN = ("metrics.jsonl", "job.json", "start.json", "job.sbatch", "job.yaml", "docker.sh")
 LOCK = ".lock"
 
 
@@ -89,7 +97,29 @@ def default_run_dir(model_name: str, root: Path = Path("runs")) -> Path:
 def has_run(run_dir: Path, checkpoint_folder: Path | None = None) -> bool:
     """Has a run been started in this folder, or saved to `checkpoint_folder`?"""
     saved = checkpoint_folder is not None and any(checkpoint_folder.glob("iter_*"))
-    return saved or (run_dir / "plan.yaml").exists()
+    if saved or is_started(run_dir):
+        return True
+    return (run_dir / "plan.yaml").exists() and not is_only_planned(planned_config(run_dir))
+
+
+def is_started(run_dir: Path) -> bool:
+    """Whether a folder holds more than a plan: a run, or files that start one elsewhere."""
+    return any((run_dir / name).exists() for name in BEGUN)
+
+
+def planned_config(folder: Path) -> dict[str, Any] | None:
+    """The configuration in the folder's plan.yaml; None if there is none that can be read."""
+    try:
+        found = dict(yaml.safe_load((folder / "plan.yaml").read_text())["config"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return found if found.keys() >= {"model", "data", "training"} else None
+
+
+def is_only_planned(config: Mapping[str, Any] | None) -> bool:
+    """Whether the configuration is of launch=plan: no run has started with it."""
+    launch = config.get("launch") if config else None
+    return isinstance(launch, Mapping) and launch.get("kind") == "plan"
 
 
 def set_aside(run_dir: Path, checkpoint_folder: Path | None = None) -> Path | None:

@@ -64,16 +64,15 @@ def compare(
     after: Mapping[str, Any],
     run_dir: str,
     *,
-    saved: bool = True,
-    holds: str = "run",
+    saves: str | None,
 ) -> tuple[list[Finding], list[str]]:
     """(errors: this is another run; lines: what changed of what may) of two configurations.
 
-    saved: whether there is a checkpoint to continue from. holds: what the folder holds.
+    saves: the folder of the checkpoints to continue from; None: there are none.
     """
     findings, allowed = [], []
     sharding = [flatten(values).get("layout.sharding") for values in (before, after)]
-    if saved and len({OPTIMIZER_FORMS.get(str(form)) for form in sharding}) > 1:
+    if saves is not None and len({OPTIMIZER_FORMS.get(str(form)) for form in sharding}) > 1:
         findings.append(
             Finding(
                 "another-run",
@@ -82,7 +81,7 @@ def compare(
                 f"{run_dir} holds checkpoints of sharding={sharding[0]}, which keep the optimizer "
                 f"in another form than {sharding[1]}",
                 f"set it to {sharding[0]}, or start a new run_dir with its weights: "
-                f"checkpoint.load={run_dir}/checkpoints",
+                f"checkpoint.load={saves}",
             )
         )
     for name, values in changes(before, after).items():
@@ -93,7 +92,7 @@ def compare(
                     "another-run",
                     "error",
                     name,
-                    f"{run_dir} holds a {holds} with {old}, this one has {new}",
+                    f"{run_dir} holds a run with {old}, this one has {new}",
                     "set it back, take another run_dir, or resume=none (the old run is kept aside)",
                 )
             )

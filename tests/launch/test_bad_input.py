@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import compose, machine, run_folder, train, usage
+from launch import compose, local, machine, run_folder, train, usage
 from launch.train import main
 from planning.identity import flatten
 from tests.choices import CPU, ROOT, values
@@ -312,12 +312,49 @@ def test_a_plan_does_not_replace_that_of_a_run_that_starts(
     assert files(here / "r") == before | {".lock": ""}
 
 
-def test_a_plan_alone_is_not_called_a_run(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["checkpoint.save=false"], ["resume=none"]])
+def test_a_run_takes_the_folder_of_a_plan_alone(
+    capsys: pytest.CaptureFixture[str],
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+) -> None:
+    ran = []
+
+    def run(folder: Path, **_: object) -> local.Outcome:
+        ran.append((folder / "plan.yaml").read_text())
+        return local.Outcome("done", 0, "", {})
+
+    monkeypatch.setattr(local, "run", run)
     assert main(["run_dir=r", "launch=plan"]) == 0
     capsys.readouterr()
+    assert main(["run_dir=r", "model=moe_tiny", *words]) == 0
+    assert "num_experts: 4" in ran[0]
+    assert "earlier run" not in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_trained_yet_is_no_plan_alone(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = local.Outcome("failed", 1, "", {})
+    monkeypatch.setattr(local, "run", lambda *_, **__: failed)
+    assert main(["run_dir=r"]) == 1
+    capsys.readouterr()
     said = refused(capsys, ["run_dir=r", "model=moe_tiny"])
-    assert "error: model.num_experts: r holds a plan with null, this one has 4" in said
+    assert "error: model.num_experts: r holds a run with null, this one has 4" in said
     assert said.count("set it back, take another run_dir") == 1  # after the last of them
+
+
+def test_a_plan_alone_hides_no_run_whose_checkpoints_are_elsewhere(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = local.Outcome("failed", 1, "", {})
+    monkeypatch.setattr(local, "run", lambda *_, **__: failed)
+    assert main(["run_dir=r", "checkpoint.save=saves"]) == 1
+    assert main(["run_dir=other", "launch=plan", "model=moe_tiny"]) == 0
+    capsys.readouterr()
+    said = refused(capsys, ["run_dir=other", "checkpoint.save=saves", "model=moe_tiny"])
+    assert f"error: model.num_experts: {here}/saves holds a run with null, this one has 4" in said
 
 
 @pytest.mark.parametrize("plan", [b"\xff\xfe", b"config: 5", b"config: {a: 1}", b""])
