@@ -19,6 +19,10 @@ OWN = re.compile(
     r"|NCCL_SOCKET_IFNAME|LD_LIBRARY_PATH|PYTHONPATH|PYTHONSAFEPATH)"
 )
 
+# Read by the loader and by Python before our first line: every process would start otherwise, or
+# not at all, and the first one could not say why.
+BEFORE_US = re.compile(r"LD_PRELOAD|LD_AUDIT|PYTHONHOME|PYTHONPLATLIBDIR|PYTHONINSPECT")
+
 
 def instance_choices() -> str:
     """'hardware=p6_b200 (ml.p6-b200.48xlarge), ...': the hardware that SageMaker has."""
@@ -75,6 +79,9 @@ def _environment(launch: ContainedLaunch, plan: Plan | None) -> Iterator[tuple[s
             yield name, message, "leave it out: the plan that was read is what runs"
         elif OWN.fullmatch(name):
             yield name, "it is set in the container, for each node or process", "leave it out"
+        elif BEFORE_US.fullmatch(name):
+            message = "it changes how each process of the container starts, the first one too"
+            yield name, message, "leave it out; what all of them need belongs in the image"
         elif name in OBSOLETE:
             yield name, "it slows or hangs NCCL and EFA on today's machines", "leave it out"
         elif "\0" in value:

@@ -269,6 +269,15 @@ def said(kind: str, *words: str) -> list[Finding]:
         ("slurm", ("launch.environment.OMP_NUM_THREADS=x",), "launch.environment.OMP_NUM_THREADS",
          "the plan sets it to"),
         ("docker", ("launch.environment.RANK=x",), "launch.environment.RANK", "in the container"),
+        ("docker", ("launch.environment.PYTHONPATH=/x",), "launch.environment.PYTHONPATH",
+         "in the container"),
+        *(
+            (kind, (f"launch.environment.{name}=/x",), f"launch.environment.{name}", "first one")
+            for kind, name in (
+                ("sagemaker", "LD_PRELOAD"), ("slurm", "LD_AUDIT"), ("kubernetes", "PYTHONHOME"),
+                ("docker", "PYTHONPLATLIBDIR"), ("docker", "PYTHONINSPECT"),
+            )
+        ),
         ("sagemaker", ("launch.environment.NCCL_PROTO=simple",), "launch.environment.NCCL_PROTO",
          "slows or hangs"),
         ("docker", ("hardware.nodes=2",), "hardware.nodes", "starts one machine"),
