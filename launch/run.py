@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ def execute(
         if not errors(here):
             here += saving.check(resolution.saving, look().host_gib, here=True)
         findings += here + checks.initial_weights(resolution.config)
+    elif config.launch.kind == "plan":  # the run may be elsewhere, and the folder there
+        weights = checks.initial_weights(resolution.config)
+        findings += [replace(finding, severity="warning") for finding in weights]
     findings = list(dict.fromkeys(findings))  # one dataset named for three splits is one finding
     for line in report.finding_lines(f for f in findings if f.severity == "warning"):
         print(line)

@@ -7,7 +7,7 @@ refuses to start where a parsed value differs from what stands here.
 from __future__ import annotations
 
 from planning.hardware import GPUS, Gpu
-from planning.saving import in_one_bucket
+from planning.saving import gathers_on_hosts
 from planning.schema import (
     CheckpointConfig,
     DataConfig,
@@ -310,8 +310,7 @@ def _checkpoint(
         ]  # fmt: skip
         if format == "torch_dist" and layout.sharding == "optimizer":
             args.append("--dist-ckpt-optim-fully-reshardable")
-            if in_one_bucket(layout):
-                # Gathered at once, it would not fit in a GPU beside what is there.
+            if gathers_on_hosts(layout):
                 args.append("--distrib-optim-fully-reshardable-mem-efficient")
     elif layout.sharding == "fsdp":
         args += ["--ckpt-format", "fsdp_dtensor"]  # Megatron insists on it even without saving

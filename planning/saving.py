@@ -24,10 +24,16 @@ def checkpoint_bytes(parameters: int, precision: PrecisionConfig) -> int:
     return parameters * (memory.BYTES[precision.dtype] + STATE)
 
 
-def in_one_bucket(layout: LayoutConfig) -> bool:
-    """Megatron then treats the gradients of a rank as one (training.py, per_chunk_bucket_sizes),
-    and gathers the optimizer's state at once too."""
-    return (layout.pipeline_parallel or 1) > 1 or not layout.overlap
+def has_buckets(layout: LayoutConfig) -> bool:
+    """Else Megatron reduces the gradients of a virtual stage at once (training.py,
+    per_chunk_bucket_sizes), and gathers its optimizer's state at once too."""
+    return bool(layout.overlap) and (layout.pipeline_parallel or 1) == 1
+
+
+def gathers_on_hosts(layout: LayoutConfig) -> bool:
+    """Not on the GPU, where FP32 numbers of half a rank's parameters would hardly fit beside what
+    is there. On hosts one rank of a data parallel group writes, and the others wait."""
+    return not has_buckets(layout) and (layout.virtual_pipeline_parallel or 1) <= 2
 
 
 def host_bytes(facts: Facts) -> float | None:
@@ -42,11 +48,11 @@ def host_bytes(facts: Facts) -> float | None:
     if held is None:
         return None
     ranks = facts.data_parallel * facts.cp
-    if in_one_bucket(facts.layout):
-        bucket, own = held, STATE / ranks
-    else:
+    bucket = held / facts.vpp
+    if has_buckets(facts.layout):
         largest = facts.config.model.vocab_size * facts.config.model.hidden_size // facts.tp
-        bucket, own = min(held, BUCKET + largest), 2 * STATE / ranks  # the one before is still held
+        bucket = min(held, BUCKET + largest)
+    own = STATE / ranks if bucket == held else 2 * STATE / ranks  # the one before is still held
     # A rank's own shards, what it received, and the two joined.
     each = STATE * held + bucket * (own + 2 * 4)
     return each * (facts.config.hardware.gpus_per_node or 1)

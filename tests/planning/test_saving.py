@@ -25,6 +25,8 @@ def planned(words: str) -> Resolution:
         ("hardware.gpus_per_node=1 layout=ddp layout.overlap=false", 8.55 - 3.81, 0.01),
         ("hardware.gpus_per_node=2 layout=pp2 layout.overlap=false",
          (4.88 + 4.73) - (2.57 + 2.50), 0.35),
+        ("hardware.gpus_per_node=2 layout=pp2 layout.overlap=false "
+         "layout.virtual_pipeline_parallel=2", (4.71 + 4.40) - (2.69 + 2.58), 0.35),
         ("hardware.gpus_per_node=1 layout=ddp", 7.33 - 3.50, 0.35),
         ("hardware.gpus_per_node=4 layout=ddp",
          (4.89 + 4.66 + 4.76 + 5.01) - (2.63 + 2.56 + 2.49 + 2.52), 0.35),
@@ -59,7 +61,14 @@ def test_a_node_that_cannot_hold_it_is_said_before_it_is_paid_for() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "memory_efficient"),
-    [("ddp", False), ("tp2", False), ("pp2", True), ("ddp layout.overlap=false", True)],
+    [
+        ("ddp", False),
+        ("tp2", False),
+        ("pp2", True),
+        ("pp2 layout.virtual_pipeline_parallel=2", True),
+        ("pp2 layout.virtual_pipeline_parallel=4", False),  # an eighth of the model at a time
+        ("ddp layout.overlap=false", True),
+    ],
 )
 def test_a_state_in_one_bucket_is_not_gathered_on_the_gpu(
     layout: str, memory_efficient: bool
