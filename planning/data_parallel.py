@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from planning.communication import Links
 from planning.kernels import Kernels
+from planning.memory import BYTES
 from planning.parameters import RankParameters
 from planning.rules.base import Facts
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
+GATHERED = {"fp8": 1.0, "fp4": 0.5 + 1 / 16}  # bytes of a weight that is gathered in its format
 BUCKET = 40_000_000  # parameters whose gradients Megatron reduces together, at least
 # Share of the time of overlapped communication by which it slows the computation beside it: both
 # want multiprocessors and memory. An estimate.
@@ -41,7 +42,7 @@ class DataParallel:
         self.expert_group = links.group(expert_ranks, f.tp * f.ep)
         self.gradient = BYTES[self.precision.gradients]
         low = self.precision.param_gather and self.precision.format != "none"
-        self.weight = BYTES[self.precision.format if low else "bf16"]
+        self.weight = GATHERED[self.precision.format] if low else float(BYTES["bf16"])
 
     def accumulate(self, held: RankParameters) -> float:
         """Each micro batch: its BF16 gradients added to the step's."""
@@ -80,6 +81,9 @@ class DataParallel:
             seconds += k.move("adam", own * 28)
         else:  # writes the weights too
             seconds += k.move("adam 16", own * (16 + 4 * BYTES[precision.optimizer_moments]))
+            if precision.optimizer_moments == "fp8":
+                # To FP32 and back: read, written; the largest found; read, written (fused_adam.py).
+                seconds += k.move("copy", own * 2 * (1 + 4 + 4 + 4 + 1))
         if precision.dtype != "fp32" and precision.optimizer_moments == "fp32":
             seconds += k.move("copy", own * 6)  # weights from the optimizer's FP32
         if precision.format != "none":

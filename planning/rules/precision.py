@@ -259,6 +259,18 @@ def _keeps_weights_apart(f: Facts) -> bool:
     return f.config.precision.format == "fp8" and f.config.precision.recipe != "delayed"
 
 
+@rule("fsdp-moments", "fused_adam.py, initialize_state: a second FP32 copy", severity="warning")
+def fsdp_moments(f: Facts) -> Iterator[Verdict]:
+    moments = f.config.precision.optimizer_moments
+    if moments != "fp32" and f.layout.sharding == "fsdp" and not _keeps_weights_apart(f):
+        yield (
+            "precision.optimizer_moments",
+            f"with fsdp {moments} moments save {'no' if moments == 'bf16' else 'little'} memory: "
+            "Transformer Engine's optimizer copies the FP32 weights that Megatron-FSDP holds",
+            "set precision.optimizer_moments=fp32, or take layout=ddp",
+        )
+
+
 @rule("fp8-moments", "measured on an H200: benchmarks/memory_model.md", severity="warning")
 def fp8_moments(f: Facts) -> Iterator[Verdict]:
     if (

@@ -184,6 +184,16 @@ def test_hopper_keeps_fp8_moments_twice_and_blackwell_once() -> None:
         assert small == pytest.approx(bf16 * fp8 / 6)
 
 
+def test_fsdp_with_bf16_moments_holds_the_main_weights_twice() -> None:
+    model = ("hardware=b200", "layout=fsdp", "model=gpt_1b")
+    assert (
+        gib(*model, BF16_MOMENTS)[OPTIMIZER] == gib(*model)[OPTIMIZER]
+    )  # 4 + 4 + 2 x 2, 4 + 2 x 4
+    # With current scaling Megatron makes the main weights, and the optimizer no copy.
+    fp8 = (*model, "precision=fp8")
+    assert gib(*fp8, BF16_MOMENTS)[OPTIMIZER] == pytest.approx(gib(*fp8)[OPTIMIZER] * 8 / 12)
+
+
 def test_an_optimizer_that_copies_to_fp32_can_be_the_widest_moment() -> None:
     # A short sequence: 1,235,814,400 parameters weigh more than what a micro batch keeps.
     model = (*ALONE, "model=gpt_1b", "model.seq_length=512")
