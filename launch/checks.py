@@ -10,7 +10,7 @@ from typing import Any
 from launch import run_folder
 from models import stacks
 from planning import identity
-from planning.findings import ChoiceError, Finding
+from planning.findings import ChoiceError, Finding, written
 from planning.schema import RunConfig
 from training import checkpoints
 from training.data import indexed, library_text
@@ -228,5 +228,24 @@ def initial_weights(config: RunConfig) -> list[Finding]:
         message = f"{newest.taken.path} was {'not ' if sharded else ''}saved by Megatron-FSDP"
         fix = f"take {'another layout than fsdp' if sharded else 'layout=fsdp'}"
     else:
-        return []
+        return _other_shape(config, Path(folder))
     return [Finding("initial-weights", "error", "checkpoint.load", message, fix)]
+
+
+def _other_shape(config: RunConfig, folder: Path) -> list[Finding]:
+    """How the model of the weights differs, where their run left its plan beside them."""
+    theirs, ours = (run_folder.planned_config(folder) or {}).get("model"), config.model.model_dump()
+    if not isinstance(theirs, dict):
+        return []
+    return [
+        Finding(
+            "initial-weights",
+            "error",
+            f"model.{name}",
+            f"{folder} holds the weights of a model with {written(theirs[name])}, this one has "
+            f"{written(ours[name])}",
+            "take that model's settings, or other weights",
+        )
+        for name in identity.SHAPE
+        if name in theirs and theirs[name] != ours[name]
+    ]

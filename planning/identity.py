@@ -24,6 +24,24 @@ FIXED = (
 # Of the model: said of it, not part of it.
 NOT_FIXED = ("model.recipe", "model.name", "model.formulas")
 
+# Of the model: what decides which tensors it has, and of what shape. The rest may differ from that
+# of the weights that a run starts from.
+SHAPE = (
+    "stack",
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "vocab_size",
+    "pattern",
+    "tied_embeddings",
+    "qk_norm",
+    "num_experts",
+    "expert_ffn_hidden_size",
+)
+
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"model": {"name": "x"}} -> {"model.name": "x"}."""

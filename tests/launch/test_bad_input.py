@@ -391,6 +391,29 @@ def test_the_folder_of_a_run_is_not_that_of_its_checkpoints(
     assert f"a run's are inside: checkpoint.load={trained.absolute()}/checkpoints" in said
 
 
+def test_weights_of_another_shape_are_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved := trained / "checkpoints").mkdir()
+    (saved / "plan.yaml").write_text((trained / "plan.yaml").read_text())
+    complete = checkpoints.CheckpointState(5, saved, True, "", "torch_dist", 1)
+    monkeypatch.setattr(
+        checkpoints,
+        "newest_complete",
+        lambda at: checkpoints.Newest(complete if at.resolve() == saved.resolve() else None, []),
+    )
+    load = "checkpoint.load=r/checkpoints"
+    said = refused(capsys, [load, "run_dir=new", "model.hidden_size=256", "model.qk_norm=true"])
+    assert "error: model.hidden_size: " in said
+    assert "holds the weights of a model with 128, this one has 256" in said
+    assert "error: model.qk_norm: " in said
+    # What decides no tensor may differ; a plan says so too, and goes on.
+    assert main([load, "run_dir=new", "model.init_std=0.01", "launch=plan"]) == 0
+    assert "the weights of" not in capsys.readouterr().out
+    assert main([load, "run_dir=new", "model.hidden_size=256", "launch=plan"]) == 0
+    assert "warning: model.hidden_size: " in capsys.readouterr().out
+
+
 def test_a_closed_screen_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(SystemExit, match=r"^0$"):
