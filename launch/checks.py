@@ -221,8 +221,12 @@ def initial_weights(config: RunConfig) -> list[Finding]:
     if newest.taken is None:
         reason = f": {newest.passed_over[0].reason}" if newest.passed_over else ""
         message, fix = f"{folder} holds no complete checkpoint{reason}", "name one that has iter_*"
-        if checkpoints.newest_complete(inside := Path(folder) / "checkpoints").taken:
+        if not Path(folder).exists():
+            message = f"{folder} does not exist"
+        elif checkpoints.newest_complete(inside := Path(folder) / "checkpoints").taken:
             fix = f"a run's are inside: checkpoint.load={inside}"
+        elif checkpoints.newest_complete(around := Path(folder).parent).taken:
+            fix = f"name the folder around it: checkpoint.load={around}"
     elif sharded != (newest.taken.format == "dcp"):
         # docs/resume.md: Megatron-FSDP saves in a format of its own.
         message = f"{newest.taken.path} was {'not ' if sharded else ''}saved by Megatron-FSDP"
@@ -247,5 +251,5 @@ def _other_shape(config: RunConfig, folder: Path) -> list[Finding]:
             "take that model's settings, or other weights",
         )
         for name in identity.SHAPE
-        if name in theirs and theirs[name] != ours[name]
+        if name in theirs and not identity.same_shape(name, theirs, ours)
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planning.findings import Finding, written
+from planning.parameters import VOCABULARY_MULTIPLE
 
 # Settings (or whole groups) that decide what is learned from what: another value is another run.
 FIXED = (
@@ -41,6 +42,20 @@ SHAPE = (
     "num_experts",
     "expert_ffn_hidden_size",
 )
+
+
+def same_shape(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a setting of SHAPE gives two models (`model` of a configuration) the same tensors."""
+    if name == "kv_channels" and one[name] != other[name]:
+        return _head_size(one) == _head_size(other)
+    if name == "vocab_size":  # its table has a multiple of rows
+        rows = [-(-model[name] // VOCABULARY_MULTIPLE) for model in (one, other)]
+        return rows[0] == rows[1]
+    return bool(one[name] == other[name])
+
+
+def _head_size(model: Mapping[str, Any]) -> float:
+    return float(model["kv_channels"] or model["hidden_size"] / model["num_attention_heads"])
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

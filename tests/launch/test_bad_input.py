@@ -123,7 +123,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], status: int = 
         ),
         (["model.num_layers=3", "model.pattern='*-G-'"], ["error: model.num_layers: 3 blocks"]),
         (["launch.port=70000"], ["error: launch.port: 70000 is not a port", "at most 65535"]),
-        (["checkpoint.load=nowhere"], ["error: checkpoint.load: ", "no complete checkpoint"]),
+        (["checkpoint.load=nowhere"], ["error: checkpoint.load: ", "nowhere does not exist"]),
         (["run_dir='~nobody-here/x'"], ["error: run_dir: ~nobody-here/x: there is no such user"]),
         (["checkpoint.save='~nobody-here'"], ["error: checkpoint.save: ", "the path in full"]),
         (["data=indexed"], ["error: data"]),
@@ -385,10 +385,15 @@ def test_the_folder_of_a_run_is_not_that_of_its_checkpoints(
     monkeypatch.setattr(
         checkpoints,
         "newest_complete",
-        lambda at: checkpoints.Newest(complete if at.name == "checkpoints" else None, []),
+        lambda at: checkpoints.Newest(
+            complete if at == trained.absolute() / "checkpoints" else None, []
+        ),
     )
     said = refused(capsys, ["checkpoint.load=r"])
     assert f"a run's are inside: checkpoint.load={trained.absolute()}/checkpoints" in said
+    (trained / "checkpoints/iter_0000005").mkdir(parents=True)
+    said = refused(capsys, ["checkpoint.load=r/checkpoints/iter_0000005"])
+    assert f"name the folder around it: checkpoint.load={trained.absolute()}/checkpoints" in said
 
 
 def test_weights_of_another_shape_are_refused_before_anything_starts(
@@ -408,7 +413,8 @@ def test_weights_of_another_shape_are_refused_before_anything_starts(
     assert "holds the weights of a model with 128, this one has 256" in said
     assert "error: model.qk_norm: " in said
     # What decides no tensor may differ; a plan says so too, and goes on.
-    assert main([load, "run_dir=new", "model.init_std=0.01", "launch=plan"]) == 0
+    same = ["model.init_std=0.01", "model.kv_channels=32", "model.vocab_size=384"]
+    assert main([load, "run_dir=new", *same, "launch=plan"]) == 0
     assert "the weights of" not in capsys.readouterr().out
     assert main([load, "run_dir=new", "model.hidden_size=256", "launch=plan"]) == 0
     assert "warning: model.hidden_size: " in capsys.readouterr().out
