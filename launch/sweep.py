@@ -113,6 +113,8 @@ def run(overrides: list[str], number: int | None, base: _Base, before: Sequence[
 def close(jobs: Sequence[Job], base: Path | None) -> int:
     """Print a sweep's table and write it to its folder; the status of the whole command."""
     text = "\n".join(table(_rows(jobs)))
+    if common := _common(jobs):
+        text += f"\nin all: {' '.join(word for word in jobs[0].overrides if word in common)}"
     print(f"\n{text}")
     if base is not None:
         _write(base / "sweep.txt", text + "\n", jobs)
@@ -158,8 +160,20 @@ def _rows(jobs: Sequence[Job]) -> list[list[str]]:
         ]
         if named:
             cells = [str(job.result.get("job", ""))]
-        rows.append([str(job.number), _status(job), *cells, " ".join(job.overrides)])
+        rows.append([str(job.number), _status(job), *cells, _choice(job, jobs)])
     return rows
+
+
+def _choice(job: Job, jobs: Sequence[Job]) -> str:
+    """The words that not all jobs have."""
+    common = _common(jobs)
+    return " ".join(word for word in job.overrides if word not in common)
+
+
+def _common(jobs: Sequence[Job]) -> set[str]:
+    """The words of all jobs, where there are several."""
+    words = [set(job.overrides) for job in jobs]
+    return set.intersection(*words) if len(words) > 1 else set()
 
 
 def _planned(jobs: Sequence[Job]) -> list[list[str]]:
@@ -179,7 +193,7 @@ def _planned(jobs: Sequence[Job]) -> list[list[str]]:
             cell("tokens_per_s_per_gpu", ",.0f"), cell("mfu", ".0%"),
             cell("gpu_hours_per_billion_tokens", ",.3g"),
             *([cell("usd_per_billion_tokens", ",.0f")] if priced else []),
-            one.get("layout") or "", " ".join(job.overrides),
+            one.get("layout") or "", _choice(job, jobs),
         ])  # fmt: skip
     return rows
 

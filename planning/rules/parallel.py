@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import lcm
+from math import gcd, lcm
 
 from planning.parameters import GDN_KEY_HEADS, padded_vocab_size
 from planning.rules.base import Facts, Verdict, divisors, rule
@@ -184,11 +184,14 @@ def global_batch(f: Facts) -> Iterator[Verdict]:
     if training.global_batch_size % unit:
         below = training.global_batch_size // unit * unit
         near = f"{below} or {below + unit}" if below else str(unit)
+        fitting = gcd(training.micro_batch, training.global_batch_size // f.data_parallel)
+        if fitting and training.global_batch_size % (fitting * f.data_parallel) == 0:
+            near += f", or training.micro_batch_size={fitting}"
         yield (
             "training.global_batch_size",
             f"{training.global_batch_size} is not a multiple of micro_batch_size x data parallel "
             f"= {training.micro_batch} x {f.data_parallel} = {unit}",
-            f"take {near}, or another training.micro_batch_size",
+            f"take {near}",
         )
 
 
