@@ -15,7 +15,7 @@ from launch.display import Display, resume_command, summary
 from planning import report, saving
 from planning.findings import ChoiceError, Finding, MachineError, Refusal, errors, refuse
 from planning.plan import Plan
-from planning.resolve import Resolution, resolve
+from planning.resolve import Resolution, resolve, short_states
 from planning.schema import ContainedLaunch, LocalLaunch, RunConfig
 from training import checkpoints
 
@@ -65,6 +65,10 @@ def execute(
     findings += different
     if plan is not None and config.launch.kind == "local":
         here = machine.compare(plan, look())
+        hardware = resolution.config.hardware
+        if not errors(here) and hardware.gpu == "cpu" and hardware.memory_gib is None:
+            # hardware=cpu is any machine: here it is this one.
+            here += short_states(hardware, resolution.states, look().host_gib, here=True)
         if not errors(here):
             here += saving.check(resolution.saving, look().host_gib, here=True)
         findings += here + checks.initial_weights(resolution.config)

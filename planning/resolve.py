@@ -25,7 +25,7 @@ from planning.pattern import (
     symbols_in_last_blocks,
 )
 from planning.plan import VERSION, Derived, Plan
-from planning.schema import LayoutConfig, RunConfig
+from planning.schema import HardwareConfig, LayoutConfig, RunConfig
 
 LARGEST_MODEL = 10_000  # blocks
 TIGHT = 0.02  # of a card: less left than this gets a warning
@@ -86,7 +86,8 @@ def resolve(config: RunConfig) -> Resolution:
             findings += refusal.findings
     host = saving.host_bytes(facts)
     if not (errors(findings) and layout_is_open):  # else nobody knows what would be chosen
-        short = _capacity(facts, states) if held is None else _fits(facts, held)
+        room, here = memory.capacity_gib(facts), hardware.name == "this"
+        short = _fits(facts, held) if held else short_states(hardware, states, room, here=here)
         if not errors(short):
             short += saving.check(host, saving.host_gib(facts), here=False)
         findings += short
@@ -216,7 +217,7 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
                 f"its {room:,.0f} GiB: {largest} GiB",
                 "what makes it fit: " + "; or ".join(ways)
                 if ways
-                else f"shard over {_larger(facts)}, or take a smaller model",
+                else f"shard over {_larger(facts.config.hardware)}, or take a smaller model",
                 "planning/memory.py",
                 machine=facts.config.hardware.name == "this",
             )
@@ -236,38 +237,48 @@ def _fits(facts: rules.Facts, held: memory.Estimate) -> list[Finding]:
     return []
 
 
-def _larger(facts: rules.Facts) -> str:
+def _larger(hardware: HardwareConfig) -> str:
     """Hardware that has more than what was named, in words of the command line."""
     most = max(GPUS.values(), key=lambda gpu: gpu.memory_gib or 0)
-    more = f"hardware.nodes={2 * facts.config.hardware.nodes}"
-    if (facts.gpu.memory_gib or 0) >= (most.memory_gib or 0):
+    more = f"hardware.nodes={2 * hardware.nodes}"
+    if (GPUS[hardware.gpu or "cpu"].memory_gib or 0) >= (most.memory_gib or 0):
         return f"more GPUs ({more})"
     return f"more or larger GPUs ({more}, or hardware={most.name} launch=plan)"
 
 
-def _capacity(facts: rules.Facts, states: memory.States | None) -> list[Finding]:
-    """Whether weights, gradients and optimizer state alone fit, where no more is known."""
-    hardware, gpu = facts.config.hardware, facts.gpu
-    room = memory.capacity_gib(facts)
-    if states is None or room is None:
+def short_states(
+    hardware: HardwareConfig, states: memory.States | None, room: float | None, *, here: bool
+) -> list[Finding]:
+    """Whether weights, gradients and optimizer state alone fit, where no more is known.
+
+    room: GiB of one GPU, or of the machine for all processes on a CPU; None: not known. here: of
+    this machine.
+    """
+    gpu = GPUS[hardware.gpu or "cpu"]
+    if room is None or (states is None and not gpu.is_cpu):
         return []
-    needed, what = states.total / GIB, "weights, gradients and optimizer state alone"
-    where = f"one {gpu.title}"
+    needed = states.total / GIB if states else 0.0
+    what = "weights, gradients and optimizer state alone" if states else "Python and torch alone"
+    where, setting = f"one {gpu.title}", "layout"
+    fix = f"shard more (layout=fsdp, tp8), take {_larger(hardware)}, or a smaller model"
     if gpu.is_cpu:
         processes = hardware.gpus_per_node or 1
         needed = (needed + PROCESS_GIB) * processes
         what = f"{processes:,} process{'es' * (processes > 1)} with {what}"
         where = "this machine"
+        if PROCESS_GIB * processes > room / 2:
+            setting = "hardware.gpus_per_node"
+            fix = f"take fewer processes: {setting}={max(1, int(room))}"
     if needed <= room:
         return []
     return [
         Finding(
             "memory",
             "error",
-            "layout",
+            setting,
             f"{what} take {needed:,.0f} GiB on {where}, which has {room:,.0f} GiB",
-            f"shard more (layout=fsdp, tp8), take {_larger(facts)}, or a smaller model",
+            fix,
             "planning/memory.py",
-            machine=hardware.name == "this",
+            machine=here,
         )
     ]

@@ -182,6 +182,11 @@ def test_a_folder_that_cannot_be_and_a_word_that_does_nothing(
         ),
         (["model=gpt_32b", "precision=nvfp4"], ["cannot compute nvfp4; b200, b300", "launch=plan"]),
         (["model=gpt_8b"], ["weights, gradients and optimizer state alone take", "GiB"]),
+        (["model=llama3_70b", "hardware=cpu"], ["error: layout: 1 process with weights, ", "GiB"]),
+        (
+            ["hardware=cpu", "hardware.gpus_per_node=10000", "training.global_batch_size=160000"],
+            ["error: hardware.gpus_per_node: 10,000 processes", "take fewer processes: hardware."],
+        ),
         (["model=hybrid_1b"], ["error: model.pattern: G is a gated delta net", "launch=plan"]),
         (["run_dir=/dev/null/x"], ["error: run_dir: cannot write to /dev/null/x"]),
         (["run_dir=/dev/null/x", "launch=plan"], ["error: run_dir: cannot write to /dev/null/x"]),
