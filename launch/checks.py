@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def absolute(config: RunConfig) -> RunConfig:
 
 
 def folders(config: RunConfig, run_dir: Path | None) -> list[Finding]:
-    """Paths that cannot be: an address or a yes where a folder is meant, one too long, or one that
-    this user may not see. Of `config` as it was given, before absolute()."""
+    """Paths that cannot be: an address, a yes or a file where a folder is meant, one too long, or
+    one that this user may not see. Of `config` as it was given, before absolute()."""
     given = [("run_dir", config.run_dir)]
     given += [(name, path) for name, path in named_paths(config) if name.startswith("checkpoint.")]
     found = []
@@ -90,11 +91,16 @@ def folders(config: RunConfig, run_dir: Path | None) -> list[Finding]:
             end = ".idx" if setting.startswith("data.") else ""
             looked.append((setting, home(text + end, setting)))
     for setting, path in looked:
+        unusable = [errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP]
+        if setting != "run_dir":  # which is made, or said to be not writable
+            unusable.append(errno.ENOTDIR)
         try:
-            if path is not None:
-                path.stat()
+            is_folder = path is None or stat.S_ISDIR(path.stat().st_mode)
+            if not is_folder and (setting == "data.cache" or not setting.startswith("data.")):
+                message, fix = f"{path} is a file, and a folder is needed", "name another one"
+                found.append(Finding("folder", "error", setting, message, fix))
         except OSError as error:
-            if error.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP):
+            if error.errno in unusable:
                 message, fix = f"{path}: {error.strerror}", f"choose another {setting}"
                 machine = error.errno == errno.EACCES
                 found.append(Finding("folder", "error", setting, message, fix, machine=machine))
