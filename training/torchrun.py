@@ -20,6 +20,7 @@ from planning.findings import ChoiceError, MachineError
 from training.orphans import LAUNCHER_PID
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 400  # characters of an error that is shown; the log has the rest
 MAYBE_MEMORY = "often the machine ran out of memory (the kernel's log says so)"
 # Deaths that are a cause; SIGTERM and SIGABRT often follow from another rank's failure.
 _CAUSES = {
@@ -104,7 +105,7 @@ def failure(logs: Path, returncode: int, said: str, log: str = "torchrun.log") -
     deaths = [(int(rank), int(code)) for rank, code in seen]
     for rank, code in deaths:
         if code < 0 and -code in _CAUSES:
-            return Failure(_killed(rank, -code), 1, _of_rank(logs, rank), rank, code)
+            return Failure(_killed(f"rank {rank}", -code), 1, _of_rank(logs, rank), rank, code)
     errors = [read_json(path) for path in logs.glob("error-rank-*.json")]
     errors = [error for error in errors if "rank" in error]
     if errors:
@@ -112,27 +113,41 @@ def failure(logs: Path, returncode: int, said: str, log: str = "torchrun.log") -
         rank, status = int(first["rank"]), first.get("exit_status")
         if status in (ChoiceError.exit_status, MachineError.exit_status):
             return Failure(str(first.get("message")), status, "", rank, status, first)
-        message = f"rank {rank} failed: {first.get('type')}: {first.get('message')}"
+        message = f"rank {rank} failed: {first.get('type')}: {_short(str(first.get('message')))}"
         return Failure(message, 1, _of_rank(logs, rank), rank, 1, first)
     if deaths:
         rank, code = deaths[-1]
-        how = _killed(rank, -code) if code < 0 else f"rank {rank} ended with exit status {code}"
+        how = (
+            _killed(f"rank {rank}", -code)
+            if code < 0
+            else f"rank {rank} ended with exit status {code}"
+        )
         last = last_line(logs / f"rank-{rank}.log")
         return Failure(f"{how}; it last said: {last}", 1, _of_rank(logs, rank), rank, code)
     if returncode < 0:
-        return Failure(f"torchrun was killed by signal {-returncode}")
+        return Failure(_killed("torchrun", -returncode))
     if returncode > 0:
         return Failure(f"torchrun failed: {last_line(logs / log)}", 1, f"logs: {logs}")
     return Failure("the processes ended without a result", 1, f"logs: {logs}")
+
+
+def _short(message: str) -> str:
+    """A message with other ranks' stack traces in it (torch's CheckpointException): what it is,
+    and the last trace's own error. The log has all."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if len(lines) < 2 or "Traceback (most recent call last)" not in message:
+        return message
+    error = lines[-1] if len(lines[-1]) <= LONGEST else f"{lines[-1][:LONGEST]}..."
+    return f"{lines[0]}: {error}"
 
 
 def _of_rank(logs: Path, rank: int) -> str:
     return f"log: {logs}/rank-{rank}.log"
 
 
-def _killed(rank: int, number: int) -> str:
+def _killed(what: str, number: int) -> str:
     cause = _CAUSES.get(signal.Signals(number)) if number in set(signal.Signals) else None
-    return f"rank {rank} was killed by signal {number}" + (f": {cause}" if cause else "")
+    return f"{what} was killed by signal {number}" + (f": {cause}" if cause else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:

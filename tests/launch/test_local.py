@@ -233,6 +233,14 @@ def error_file(logs: Path, rank: int, time: float, **fields: Any) -> None:
     (logs / f"error-rank-{rank}.json").write_text(json.dumps(error | fields))
 
 
+FOREIGN = """of ranks [0]
+Traceback (most recent call last): (RANK 0)
+  File "a.py", line 1, in plan
+    raise KeyError(
+KeyError: 'x not in state'
+"""
+
+
 @pytest.mark.parametrize(
     ("death", "errors", "message", "exit_status"),
     [
@@ -245,6 +253,13 @@ def error_file(logs: Path, rank: int, time: float, **fields: Any) -> None:
         # The worker found that this machine, or any, cannot run the choice.
         (3, [(2, 1.0, {"exit_status": 3})], "of rank 2", 3),
         (2, [(2, 1.0, {"exit_status": 2})], "of rank 2", 2),
+        # torch's CheckpointException holds the traces of all ranks: their error alone is shown.
+        (
+            1,
+            [(0, 1.0, {"type": "CheckpointException", "message": FOREIGN})],
+            "rank 0 failed: CheckpointException: of ranks [0]: KeyError: 'x not in state'\n    log:",
+            1,
+        ),
     ],
 )
 def test_the_cause_of_a_failure(
