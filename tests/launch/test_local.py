@@ -257,7 +257,7 @@ KeyError: 'x not in state'
         (
             1,
             [(0, 1.0, {"type": "CheckpointException", "message": FOREIGN})],
-            "rank 0 failed: CheckpointException: of ranks [0]: KeyError: 'x not in state'\n    log:",
+            "rank 0 failed: CheckpointException: of ranks [0]: KeyError: 'x not in state'\n",
             1,
         ),
     ],
