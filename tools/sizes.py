@@ -1,6 +1,6 @@
 """The page docs/sizes.md: what a plan predicts for each size of model on one Blackwell node.
 
-python tools/sizes.py > docs/sizes.md
+python tools/sizes.py    writes its tables anew, in two minutes
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="tools/sizes.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.parse_args(words)
-    text = PAGE.read_text()
+    words_of_page = PAGE.read_text().partition(MARK)[0]
     every = {(hw, n): rows(hw, n) for hw in HARDWARE for n in SEQUENCES}
-    PAGE.write_text(text[: text.index(MARK)] + MARK + "\n\n" + tables(every))
+    PAGE.write_text(words_of_page + MARK + "\n\n" + tables(every))
     return 0
 
 
