@@ -132,10 +132,9 @@ def test_a_sweep_of_dry_runs_has_a_folder_and_a_name_each(
     assert "hf_abc" not in table + (nobody / "s" / "sweep.json").read_text()
     assert "hf_abc" not in capsys.readouterr().out
     assert table.splitlines()[0].split() == ["job", "status", "name", "choice"]
-    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
-        ["0", "wrong"],
-        ["1", "written"],
-    ]
+    *rows, common = table.splitlines()[1:]
+    assert [line.split()[:2] for line in rows] == [["0", "wrong"], ["1", "written"]]
+    assert common == f"in all: {' '.join(words)}"
     assert read(nobody / "s" / "1" / "request.json")["TrainingJobName"] in table
     assert not (nobody / "s" / "0").exists()
     for name in ("sweep.txt", "sweep.json"):
@@ -196,7 +195,8 @@ def test_a_sweep_submits_each_job_and_one_that_fails_is_one_row(
     words = [*WORDS, *GIVEN[:1], *GIVEN[2:], "run_dir=s"]
     assert main(["-m", *words, images, seeds]) in (2, 3)
     assert len(team.requests) == 2
-    rows = [line.split() for line in (tmp_path / "s" / "sweep.txt").read_text().splitlines()]
+    table = (tmp_path / "s" / "sweep.txt").read_text().splitlines()
+    rows = [line.split() for line in table[:-1]]  # the last one is what all have
     assert [row[1] for row in rows[1:]] == ["submitted", "submitted", rows[3][1], rows[4][1]]
     assert "submitted" not in rows[3][1]
     assert [row[2] for row in rows[1:3]] == list(team.requests)
