@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planning.formulas import head_dim
+from planning.parameters import KNOWN_STACKS
 from planning.rules.base import Facts, Verdict, divisors, rule
 
 
@@ -13,6 +14,17 @@ def model_name(f: Facts) -> Iterator[Verdict]:
     name = f.config.model.name
     if "/" in name or name.startswith("."):
         yield "model.name", f"{name!r} names no folder", "leave out / and a . before it"
+
+
+@rule("formulas", "planning/parameters.py counts the layers of these stacks exactly")
+def formulas(f: Facts) -> Iterator[Verdict]:
+    model = f.config.model
+    if model.formulas is not None and model.stack in KNOWN_STACKS:
+        yield (
+            "model.formulas",
+            f"the layers of stack={model.stack} are counted, and formulas would replace that",
+            "set it to null, or name your own model.stack (docs/add_a_model.md)",
+        )
 
 
 @rule("heads-groups", "transformer_config.py: num_attention_heads % num_query_groups")

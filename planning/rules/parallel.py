@@ -170,8 +170,8 @@ def pipeline_bubble(f: Facts) -> Iterator[Verdict]:
         enough = -(-4 * (f.pp - 1) // (f.vpp * f.pp)) * f.pp  # 20% idle or less
         yield (
             "training.global_batch_size",
-            f"{micro} micro batches leave each of {f.pp} pipeline stages idle {idle:.0%} of the "
-            "time",
+            f"each of {f.pp} pipeline stages is idle {idle:.0%} of the time, with {micro} micro "
+            f"batch{'es' * (micro > 1)} a step",
             f"{enough * unit} would leave it idle "
             f"{(f.pp - 1) / (f.vpp * enough + f.pp - 1):.0%}; or take fewer stages",
         )

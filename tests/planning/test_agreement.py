@@ -129,6 +129,7 @@ STRICTER = [
     Stricter("loss-scale", "below", LATER),
     Stricter("moe-sequence-parallel", "", LATER),
     Stricter("nvfp4-sharding", "", "unproven"),
+    Stricter("formulas", "", "Megatron reads none"),
     Stricter("optimizer-moments", "not saved with their scales", "a resumed run would be another"),
     Stricter("optimizer-moments", "a CPU", "the optimizer of precision is Transformer Engine's"),
     Stricter("param-gather", "no low precision format", UNREAD),

@@ -73,6 +73,9 @@ EXAMPLES = [
     Example("tensor-parallel-groups", f"{CPU} layout=tp2 hardware.gpus_per_node=2 "
             "model.num_attention_heads=6 model.kv_channels=32", "model.num_query_groups=3",
             "model.num_query_groups=6", "layout.tensor_parallel", "take 1 or 3"),
+    Example("formulas", CPU, "model.formulas.parameters=hidden_size "
+            "model.formulas.flops=hidden_size model.formulas.activation_bytes=hidden_size", "",
+            "model.formulas", "set it to null"),
     Example("heads-groups", CPU, "model.num_query_groups=3", "model.num_query_groups=2",
             "model.num_query_groups", "take 1, 2 or 4"),
     Example("head-size", f"{CPU} model.num_attention_heads=3 model.num_query_groups=1", "",
@@ -121,7 +124,7 @@ EXAMPLES = [
             "training.global_batch_size=40", "training.global_batch_size", "take 40"),
     Example("pipeline-bubble", f"{LLAMA} layout.pipeline_parallel=4",
             "training.global_batch_size=8", "training.global_batch_size=32",
-            "training.global_batch_size", "leave each of 4 pipeline stages idle 43%"),
+            "training.global_batch_size", "4 pipeline stages is idle 43%"),
     Example("global-batch", LLAMA, "training.global_batch_size=100",
             "training.global_batch_size=104", "training.global_batch_size", "take 96 or 104"),
     Example("expert-parallel", LLAMA, "layout.expert_parallel=2", "layout.expert_parallel=1",
