@@ -164,12 +164,9 @@ class _Rank:
 
     @property
     def fuses_weights(self) -> bool:
-        """The precision-aware optimizer holds the main weights itself; not where a recipe computes
-        them outside of it (optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8)."""
+        """The optimizer holds the main weights itself."""
         precision = self.precision
-        return precision.optimizer_moments != "fp32" and (
-            precision.format != "fp8" or precision.recipe == "delayed"
-        )
+        return precision.optimizer_moments != "fp32" and not precision.keeps_main_weights_apart
 
     @cached_property
     def optimizer_bytes(self) -> float:

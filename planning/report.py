@@ -171,7 +171,9 @@ def _memory_rows(resolution: Resolution, unit: str) -> list[tuple[str, str]]:
             ("", shown),
         ]  # fmt: skip
         if resolution.saving:
-            host = f"{size(resolution.saving)} of a node's host memory to save and to resume"
+            has = saving.host_gib(hardware)
+            whole = f" {has:,} GiB of" if has else ""
+            host = f"{size(resolution.saving)} of a node's{whole} host memory to save and to resume"
             rows.append(("", host))
         return rows
     if states is None:

@@ -89,7 +89,7 @@ def resolve(config: RunConfig) -> Resolution:
         room, here = memory.capacity_gib(facts), hardware.name == "this"
         short = _fits(facts, held) if held else short_states(hardware, states, room, here=here)
         if not errors(short):
-            short += saving.check(host, saving.host_gib(facts), here=False)
+            short += saving.check(host, saving.host_gib(hardware), here=False)
         findings += short
     if speed is not None and not errors(findings):
         findings += advice.check(config, facts, speed)

@@ -11,7 +11,7 @@ from planning import memory
 from planning.findings import Finding
 from planning.hardware import GIB, INSTANCES
 from planning.rules.base import Facts
-from planning.schema import LayoutConfig, PrecisionConfig
+from planning.schema import HardwareConfig, LayoutConfig, PrecisionConfig
 
 STATE = 12  # bytes of a parameter: its main weight and two moments, in FP32 however they are held
 # Of a node, for what training and the system hold themselves; not measured.
@@ -58,9 +58,9 @@ def host_bytes(facts: Facts) -> float | None:
     return each * (facts.config.hardware.gpus_per_node or 1)
 
 
-def host_gib(facts: Facts) -> int | None:
+def host_gib(hardware: HardwareConfig) -> int | None:
     """Memory of a node; None: not known."""
-    instance = INSTANCES.get(facts.config.hardware.instance_type or "")
+    instance = INSTANCES.get(hardware.instance_type or "")
     return instance.host_gib if instance else None
 
 
@@ -90,5 +90,5 @@ def check(needed: float | None, room_gib: float | None, *, here: bool) -> list[F
 
 def fits(facts: Facts) -> bool:
     """Whether a node's memory is enough and leaves the margin, as far as that is known."""
-    needed, room = host_bytes(facts), host_gib(facts)
+    needed, room = host_bytes(facts), host_gib(facts.config.hardware)
     return needed is None or room is None or needed <= room * GIB * (1 - MARGIN)

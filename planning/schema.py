@@ -104,6 +104,12 @@ class PrecisionConfig(Choice):
     initial_loss_scale: PositiveFloat | None  # fp16 only: where dynamic loss scaling starts
     emulate: bool  # compute a format that the hardware lacks in a slower reference
 
+    @property
+    def keeps_main_weights_apart(self) -> bool:
+        """From the precision-aware optimizer, which holds them itself for other recipes
+        (optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8)."""
+        return self.format == "fp8" and self.recipe != "delayed"
+
 
 class LayoutConfig(Choice):
     """`None` in a field: searched (planning/search.py)."""

@@ -244,25 +244,28 @@ def optimizer_moments(f: Facts) -> Iterator[Verdict]:
             f"{moments} moments do not work with {problem}",
             "set precision.optimizer_moments=fp32, or use Adam with layout=ddp or fsdp on a GPU",
         )
-    elif moments == "fp8" and _keeps_weights_apart(f) and f.config.checkpoint.save is not False:
+    elif (
+        moments == "fp8"
+        and f.config.precision.keeps_main_weights_apart
+        and f.config.checkpoint.save is not False
+    ):
         yield (
             "precision.optimizer_moments",
+            # Saved as they lie there (distrib_optimizer.py, _get_main_param_and_optimizer_states).
             f"fp8 moments of precision={f.config.precision.name} are not saved with their scales: "
             "a run that resumes would go on with others",
             "set precision.optimizer_moments=bf16, or checkpoint.save=false",
         )
 
 
-def _keeps_weights_apart(f: Facts) -> bool:
-    """From the optimizer: its state is then saved as it lies there (distrib_optimizer.py,
-    _get_main_param_and_optimizer_states)."""
-    return f.config.precision.format == "fp8" and f.config.precision.recipe != "delayed"
-
-
 @rule("fsdp-moments", "fused_adam.py, initialize_state: a second FP32 copy", severity="warning")
 def fsdp_moments(f: Facts) -> Iterator[Verdict]:
     moments = f.config.precision.optimizer_moments
-    if moments != "fp32" and f.layout.sharding == "fsdp" and not _keeps_weights_apart(f):
+    if (
+        moments != "fp32"
+        and f.layout.sharding == "fsdp"
+        and not f.config.precision.keeps_main_weights_apart
+    ):
         yield (
             "precision.optimizer_moments",
             f"with fsdp {moments} moments save {'no' if moments == 'bf16' else 'little'} memory: "
