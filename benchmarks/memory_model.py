@@ -20,7 +20,6 @@ if __name__ == "__main__":
 
 from planning import memory
 from planning.hardware import GIB
-from planning.pattern import blocks
 from planning.rules import Facts
 from planning.schema import RunConfig
 
@@ -49,8 +48,7 @@ class Row:
 
 
 def predict(config: RunConfig) -> memory.Estimate | None:
-    model_blocks = blocks(config.model.pattern, config.model.num_layers)
-    return memory.estimate(Facts(config, config.layout, model_blocks))
+    return memory.estimate(Facts.of(config))
 
 
 def rows(choose: Choose) -> list[Row]:

@@ -21,7 +21,6 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from planning import throughput
-from planning.pattern import blocks
 from planning.rules import Facts
 from planning.schema import RunConfig
 
@@ -46,8 +45,7 @@ class Row:
 
 
 def predict(config: RunConfig) -> throughput.Estimate | None:
-    model_blocks = blocks(config.model.pattern, config.model.num_layers)
-    return throughput.estimate(config, Facts(config, config.layout, model_blocks))
+    return throughput.estimate(config, Facts.of(config))
 
 
 def measured(choose: Choose) -> list[Row]:

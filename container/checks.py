@@ -199,13 +199,10 @@ def host(run_dir: Path | None, plan: Any, instance_type: str | None) -> Iterator
 
 def _gathered_gib(plan: Any) -> float:
     """Of a node's host memory, while it saves."""
-    from planning.pattern import blocks
     from planning.rules import Facts
     from planning.saving import host_bytes
 
-    config = plan.config
-    symbols = blocks(config.model.pattern, config.model.num_layers)
-    return (host_bytes(Facts(config, config.layout, symbols)) or 0.0) / GIB
+    return (host_bytes(Facts.of(plan.config)) or 0.0) / GIB
 
 
 def shared_memory(ranks: int, where: Path = Path("/dev/shm")) -> Row:

@@ -47,8 +47,7 @@ class Alternative:
 
     @cached_property
     def facts(self) -> Facts:
-        model = self.config.model
-        return Facts(self.config, self.config.layout, blocks(model.pattern, model.num_layers))
+        return Facts.of(self.config)
 
     @property
     def room(self) -> float | None:

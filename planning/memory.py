@@ -182,7 +182,7 @@ class _Rank:
         if self.layout.sharding == "fsdp" and self.fuses_weights:
             # Transformer Engine makes its own FP32 copy of Megatron-FSDP's FP32 weights
             # (fused_adam.py, initialize_state), which it does not know for main weights.
-            return 2 * moment + 8
+            return moments * moment + 8
         # Of BF16 it keeps the 16 bits that the weights lack (store_param_remainders).
         lacking = self.fuses_weights and precision.dtype == "bf16" and not precision.param_gather
         return moments * moment + (2 if lacking else 4)

@@ -90,5 +90,4 @@ def check(needed: float | None, room_gib: float | None, *, here: bool) -> list[F
 
 def fits(facts: Facts) -> bool:
     """Whether a node's memory is enough and leaves the margin, as far as that is known."""
-    needed, room = host_bytes(facts), host_gib(facts.config.hardware)
-    return needed is None or room is None or needed <= room * GIB * (1 - MARGIN)
+    return not check(host_bytes(facts), host_gib(facts.config.hardware), here=False)

@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from launch import compose, machine
-from planning.pattern import blocks
 from planning.rules import Facts
 from planning.schema import RunConfig
 
@@ -107,7 +106,7 @@ def line(groups: dict[str, str]) -> str:
 
 def facts(config: RunConfig) -> Facts:
     """What the rules and estimates are asked about."""
-    return Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
+    return Facts.of(config)
 
 
 @cache

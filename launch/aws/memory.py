@@ -11,7 +11,6 @@ from typing import Any
 
 from planning import changes, memory
 from planning.hardware import GIB
-from planning.pattern import blocks
 from planning.plan import load
 from planning.rules.base import Facts
 from training.events import read_log_line
@@ -80,7 +79,7 @@ def ways(run_dir: Path, wanted: float | None) -> list[str]:
         config = load(run_dir / "plan.yaml").config
     except (OSError, ValueError):
         return []
-    facts = Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
+    facts = Facts.of(config)
     held, room = memory.estimate(facts), memory.capacity_gib(facts)
     if held is None or room is None:
         return []

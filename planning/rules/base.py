@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from planning.hardware import GPUS, Gpu
+from planning.pattern import blocks
 from planning.schema import LayoutConfig, RunConfig
 
 Verdict = tuple[str, str, str]  # setting, message, fix
@@ -20,6 +21,12 @@ class Facts:
     config: RunConfig
     layout: LayoutConfig
     blocks: list[str]  # one string of symbols each (planning/pattern.py)
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Facts:
+        """Of a choice whose layout is complete. Raises ChoiceError: an impossible pattern."""
+        model = config.model
+        return cls(config, config.layout, blocks(model.pattern, model.num_layers))
 
     @property
     def num_blocks(self) -> int:

@@ -31,7 +31,6 @@ from planning import search
 from planning.findings import ChoiceError, Finding, errors
 from planning.hardware import GPUS
 from planning.parameters import count
-from planning.pattern import blocks
 from planning.plan import Plan
 from planning.resolve import resolve
 from planning.rules import Facts, check
@@ -179,7 +178,7 @@ def judged(config: RunConfig) -> tuple[list[Finding], Plan | None]:
     model = config.model
     config = config if search.complete(config) else search.plain(config)
     try:
-        facts = Facts(config, config.layout, blocks(model.pattern, model.num_layers))
+        facts = Facts.of(config)
     except ChoiceError as refusal:
         return refusal.findings, None
     found = errors(check(facts))

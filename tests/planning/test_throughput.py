@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import fit, throughput_model
 from planning import communication, cost, kernels, report, throughput
-from planning.pattern import blocks
 from planning.resolve import resolve
 from planning.rules import Facts
 from planning.schema import BlockFormulas
@@ -196,7 +195,7 @@ def test_a_block_of_formulas_alone_is_extrapolated() -> None:
 
 def test_an_estimate_takes_under_a_millisecond() -> None:
     config = choose(("hardware=p6_b200", "hardware.nodes=8", "model=gpt_64b", "layout=tp2_pp4"))
-    facts = Facts(config, config.layout, blocks(config.model.pattern, config.model.num_layers))
+    facts = Facts.of(config)
     throughput.estimate(config, facts)
     times = []
     for _ in range(20):
