@@ -20,7 +20,7 @@ import resource
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +57,7 @@ def install() -> None:
     _answer_availability()
     _answer_meshes()
     _answer_reductions()
+    _part_coalesced()
     _emulate_half_gemms()
     _fix_megatron()
 
@@ -373,6 +374,35 @@ def _answer_reductions() -> None:
 
     distributed.all_reduce = scaled_all_reduce
     distributed.reduce_scatter_tensor = scaled_reduce_scatter
+
+
+def _part_coalesced() -> None:
+    """Collectives that Megatron coalesces (distributed/param_and_grad_buffer.py, Megatron-FSDP's)
+    go one by one: gloo's coalesced all-gather overwrites freed memory when two are in flight, which
+    ends one process in five with Megatron-FSDP, somewhere else each time.
+    """
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+
+    @contextlib.contextmanager
+    def one_by_one(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
+        group = group or c10d._get_default_group()
+        manager = c10d._CoalescingManager()
+        recorded = c10d._world.pg_coalesce_state.setdefault(group, [])
+        try:
+            yield manager
+        finally:  # torch's functions record instead of running while a list stands here
+            del c10d._world.pg_coalesce_state[group]
+        for call in recorded:
+            reduction = {"op": call.redop} if call.redop is not None else {}
+            tensors = [call.tensor] if call.dst_tensor is None else [call.dst_tensor, call.tensor]
+            manager.append(call.op(*tensors, **reduction, group=group, async_op=True))
+        if not async_ops:
+            manager.wait()
+
+    distributed: Any = torch.distributed
+    distributed._coalescing_manager = c10d._coalescing_manager = one_by_one
 
 
 # --- products of half-precision matrices ------------------------------------------------------
